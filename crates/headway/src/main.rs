@@ -1,0 +1,2 @@
+//! The headway binary.
+fn main() {}

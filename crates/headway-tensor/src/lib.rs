@@ -1,1 +1,17 @@
-//! placeholder
+//! Device-neutral memory for headway: dtypes, strided views over host or device memory, the few
+//! operations that models call, and weights as they lie in a file.
+//!
+//! Arrow: this crate depends on no other headway crate; `headway-attention` depends on it.
+//! It holds no kernels: an [`Ops`] implementation lives in a device crate.
+
+pub mod dtype;
+pub mod error;
+pub mod memory;
+pub mod tensor;
+pub mod view;
+
+pub use dtype::{DType, Element};
+pub use error::{Result, TensorError};
+pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
+pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
+pub use view::{Dual, Persistent, View};

@@ -7,11 +7,14 @@
 pub mod dtype;
 pub mod error;
 pub mod memory;
+pub mod quant;
 pub mod tensor;
 pub mod view;
+pub mod weight;
 
 pub use dtype::{DType, Element};
 pub use error::{Result, TensorError};
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
 pub use view::{Dual, Persistent, View};
+pub use weight::{SharedBytes, Weight, WeightError, WeightType};

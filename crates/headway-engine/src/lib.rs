@@ -1,1 +1,3 @@
-//! placeholder
+//! headway's inference engine: models, loading, tokenizer, scheduler, KV cache manager and model runner.
+
+pub mod sources;

@@ -1,5 +1,5 @@
 //! Device-neutral memory for headway: dtypes, strided views over host or device memory, the few
-//! operations that models call, and weights as they lie in a file.
+//! operations that models call ([`Ops`]), and weights as they lie in a file.
 //!
 //! Arrow: this crate depends on no other headway crate; `headway-attention` depends on it.
 //! It holds no kernels: an [`Ops`] implementation lives in a device crate.
@@ -7,6 +7,7 @@
 pub mod dtype;
 pub mod error;
 pub mod memory;
+pub mod ops;
 pub mod quant;
 pub mod tensor;
 pub mod view;
@@ -15,6 +16,7 @@ pub mod weight;
 pub use dtype::{DType, Element};
 pub use error::{Result, TensorError};
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
+pub use ops::{Activation, Linear, LinearPart, Ops, RopeStyle};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
 pub use view::{Dual, Persistent, View};
 pub use weight::{SharedBytes, Weight, WeightError, WeightType};

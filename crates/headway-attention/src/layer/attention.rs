@@ -1,0 +1,116 @@
+//! Lifetime: the model, per layer. Class 3 of 3, for softmax attention over keys and values (MHA,
+//! GQA, MQA; full, windowed, with sinks, ALiBi or a soft cap).
+
+use super::{AttnLayer, ImplKind, LayerImpl};
+use crate::{KindTag, KvMut, Result, StepEntry};
+use headway_tensor::{DType, Exec, TensorMut, TensorRef, View};
+
+/// The kind of [`AttentionImpl`].
+pub enum Standard {}
+
+impl ImplKind for Standard {
+    const TAG: KindTag = KindTag::Standard;
+    type Args<'a> = AttentionArgs<'a>;
+}
+
+/// One layer's numbers, constant for the model's life.
+#[derive(Clone, Debug)]
+pub struct AttentionArgs<'a> {
+    /// Which layer.
+    pub layer: AttnLayer,
+    /// Query heads on this rank.
+    pub num_heads: usize,
+    /// Key/value heads on this rank; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Elements of a key (and query) head.
+    pub head_size: usize,
+    /// Elements of a value head; equal to `head_size` unless the rule book allows other values.
+    pub head_size_v: usize,
+    /// Factor on q·k before the soft cap and the softmax.
+    pub scale: f32,
+    /// Sliding window in tokens: position i sees j with `i - window < j <= i`.
+    pub sliding_window: Option<usize>,
+    /// `cap · tanh(score / cap)`.
+    pub logit_soft_cap: Option<f32>,
+    /// ALiBi slope of each query head `[num_heads]`: `slope · (j - i)` is added to the score.
+    pub alibi_slopes: Option<&'a [f32]>,
+    /// Sink logit of each query head `[num_heads]`: joins the softmax's denominator, has no value.
+    pub sinks: Option<&'a View<f32>>,
+    /// Type of q, k, v and out.
+    pub dtype: DType,
+    /// Element type of the cache.
+    pub kv_cache_dtype: DType,
+    /// Factor that turns stored keys into keys (fp8 caches; 1 otherwise).
+    pub k_scale: f32,
+    /// Factor that turns stored values into values (fp8 caches; 1 otherwise).
+    pub v_scale: f32,
+}
+
+/// This step's new rows, one a token.
+#[derive(Clone, Copy)]
+pub struct Qkv<'a> {
+    /// Queries `[num_tokens, num_heads, head_size]`.
+    pub q: TensorRef<'a>,
+    /// Keys `[num_tokens, num_kv_heads, head_size]`.
+    pub k: TensorRef<'a>,
+    /// Values `[num_tokens, num_kv_heads, head_size_v]`.
+    pub v: TensorRef<'a>,
+}
+
+/// One layer of softmax attention: writes new keys and values into the cache, and runs the kernel.
+/// Stores nothing between steps.
+pub trait AttentionImpl: LayerImpl {
+    /// Whether `forward` writes the cache itself (the rule book says the same in
+    /// `forward_includes_kv_cache_update`); then `update_kv_cache` is not called.
+    const FORWARD_WRITES_KV_CACHE: bool = false;
+
+    /// Takes a layer's numbers.
+    ///
+    /// # Errors
+    /// What the rule book should have refused; a last defence.
+    fn new(args: &AttentionArgs<'_>, config: &Self::Config) -> Result<Self>;
+
+    /// Scatters k and v into the cache by slot: token t goes to `slot_mapping[t]`, −1 is skipped.
+    /// Not called for a layer that shares another layer's cache.
+    ///
+    /// # Errors
+    /// Shapes, dtypes, a slot outside the cache.
+    fn update_kv_cache(
+        &self,
+        cx: &Self::Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        slot_mapping: &View<i64>,
+    ) -> Result<()>;
+
+    /// Attention of every row of q over its request's keys and values in the cache, into `out`
+    /// `[num_tokens, num_heads, head_size_v]`. Rows past the last request are zero-filled.
+    ///
+    /// # Errors
+    /// Shapes, dtypes, metadata that doesn't fit the cache.
+    fn forward(
+        &self,
+        cx: &Self::Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &Self::Metadata,
+        out: TensorMut<'_>,
+    ) -> Result<()>;
+}
+
+/// The object-safe twin of [`AttentionImpl`].
+pub trait DynAttention: Send + Sync {
+    /// Cache write where the layer owns its cache, then the kernel. An entry without metadata (the
+    /// profile run) fills `out` with zeros and touches no cache.
+    ///
+    /// # Errors
+    /// The impl's own; an entry or exec of another backend.
+    fn run(
+        &self,
+        cx: &dyn Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        entry: &StepEntry,
+        out: TensorMut<'_>,
+    ) -> Result<()>;
+}

@@ -1,0 +1,107 @@
+//! Lifetime: the model, per layer. Class 3 of 3, for multi-head latent attention (DeepSeek-V2,
+//! arXiv 2405.04434): the cache holds one latent row a token, shared by all heads.
+
+use super::{AttnLayer, ImplKind, LayerImpl};
+use crate::{KindTag, KvMut, Result, StepEntry};
+use headway_tensor::{DType, Exec, Linear, TensorMut, TensorRef, View};
+
+/// The kind of [`MlaImpl`].
+pub enum Mla {}
+
+impl ImplKind for Mla {
+    const TAG: KindTag = KindTag::Mla;
+    type Args<'a> = MlaArgs<'a>;
+}
+
+/// One MLA layer's numbers.
+#[derive(Clone)]
+pub struct MlaArgs<'a> {
+    /// Which layer.
+    pub layer: AttnLayer,
+    /// Query heads on this rank.
+    pub num_heads: usize,
+    /// Width of the latent (`kv_lora_rank`).
+    pub kv_lora_rank: usize,
+    /// Elements of a query/key head without rotary position.
+    pub qk_nope_head_dim: usize,
+    /// Elements of a query/key head with rotary position.
+    pub qk_rope_head_dim: usize,
+    /// Elements of a value head.
+    pub v_head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Expands the latent into keys and values: `[num_heads x (qk_nope + v), kv_lora_rank]`. It may
+    /// be quantised; the impl's constructor absorbs it for decode, once.
+    pub kv_b_proj: &'a dyn Linear,
+    /// Type of the activations.
+    pub dtype: DType,
+    /// Element type of the latent cache.
+    pub kv_cache_dtype: DType,
+}
+
+/// One layer of latent attention. The first `decode_tokens` rows of a step go to `forward_mqa`
+/// over the compressed cache, the rest to `forward_mha`, which expands keys and values.
+pub trait MlaImpl: LayerImpl {
+    /// Takes a layer's numbers, and absorbs `kv_b_proj`.
+    ///
+    /// # Errors
+    /// What the rule book should have refused.
+    fn new(args: &MlaArgs<'_>, config: &Self::Config) -> Result<Self>;
+
+    /// Writes latent rows `[num_tokens, kv_lora_rank + qk_rope_head_dim]` by slot; −1 is skipped.
+    ///
+    /// # Errors
+    /// Shapes, dtypes, a slot outside the cache.
+    fn update_kv_cache(
+        &self,
+        cx: &Self::Exec,
+        latent: TensorRef<'_>,
+        kv: &mut KvMut<'_>,
+        slot_mapping: &View<i64>,
+    ) -> Result<()>;
+
+    /// Decode rows: all heads attend to the one latent head.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn forward_mqa(
+        &self,
+        cx: &Self::Exec,
+        q: TensorRef<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &Self::Metadata,
+        out: TensorMut<'_>,
+    ) -> Result<()>;
+
+    /// Prefill rows: keys and values expanded from the latent, the cached context in chunks.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn forward_mha(
+        &self,
+        cx: &Self::Exec,
+        q: TensorRef<'_>,
+        latent: TensorRef<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &Self::Metadata,
+        out: TensorMut<'_>,
+    ) -> Result<()>;
+}
+
+/// The object-safe twin of [`MlaImpl`].
+pub trait DynMla: Send + Sync {
+    /// Cache write, then the two halves of the step. q is `[num_tokens, num_heads, qk_head_dim]`,
+    /// latent `[num_tokens, kv_lora_rank + qk_rope_head_dim]`, out `[num_tokens, num_heads x v_head_dim]`.
+    ///
+    /// # Errors
+    /// The impl's own; an entry or exec of another backend.
+    fn run(
+        &self,
+        cx: &dyn Exec,
+        q: TensorRef<'_>,
+        latent: TensorRef<'_>,
+        kv: &mut KvMut<'_>,
+        entry: &StepEntry,
+        out: TensorMut<'_>,
+    ) -> Result<()>;
+}

@@ -1,0 +1,281 @@
+//! Lifetime: process. The one place where types are erased: the object-safe twins of the three
+//! classes, and every downcast of the contract. Nothing outside this file downcasts metadata.
+//!
+//! Three blanket erasures on one trait would conflict, so each kind of layer erases through its own
+//! marker: [`EraseAs<Standard>`](EraseAs), `EraseAs<Mla>`, `EraseAs<StateSpace>`.
+
+use crate::{
+    AttentionBackend, AttentionError, AttentionImpl, BuilderPlan, CommonAttentionMetadata, GroupInfo,
+    ImplKind, KindTag, KvMut, LayerArgs, LayerImpl, LayerKernel, LayerNeed, MetadataBuilder, Mla, MlaArgs,
+    MlaImpl, PickArgs, Qkv, Refusal, Result, RuleBook, Standard, StateSpace, StateSpaceArgs, StateSpaceImpl,
+    StepEntry,
+    layer::{
+        attention::{AttentionArgs, DynAttention},
+        mla::DynMla,
+        state_space::DynStateSpace,
+    },
+};
+use headway_tensor::{Exec, TensorMut, TensorRef};
+use std::{
+    any::{Any, TypeId},
+    borrow::Borrow,
+    marker::PhantomData,
+    sync::Arc,
+};
+
+/// Metadata of any backend; its own layers know the type.
+pub type ErasedMetadata = Arc<dyn Any + Send + Sync>;
+
+/// A backend's configuration, parsed once at start-up.
+#[derive(Clone)]
+pub struct ErasedConfig(Arc<dyn Any + Send + Sync>);
+
+/// Turns an impl of one kind into a [`LayerKernel`]. Implemented for every impl; nothing to write.
+pub trait EraseAs<K: ImplKind>: LayerImpl {
+    /// Constructs the impl and erases it.
+    ///
+    /// # Errors
+    /// The impl's own.
+    fn erase(args: &K::Args<'_>, config: &Self::Config) -> Result<LayerKernel>;
+}
+
+impl<I: AttentionImpl> EraseAs<Standard> for I {
+    fn erase(args: &AttentionArgs<'_>, config: &I::Config) -> Result<LayerKernel> {
+        Ok(LayerKernel::Standard(Box::new(Shim(I::new(args, config)?))))
+    }
+}
+impl<I: MlaImpl> EraseAs<Mla> for I {
+    fn erase(args: &MlaArgs<'_>, config: &I::Config) -> Result<LayerKernel> {
+        Ok(LayerKernel::Mla(Box::new(Shim(I::new(args, config)?))))
+    }
+}
+impl<I: StateSpaceImpl> EraseAs<StateSpace> for I {
+    fn erase(args: &StateSpaceArgs<'_>, config: &I::Config) -> Result<LayerKernel> {
+        Ok(LayerKernel::StateSpace(Box::new(Shim(I::new(args, config)?))))
+    }
+}
+
+struct Shim<I>(I);
+
+fn exec<E: Exec>(cx: &dyn Exec) -> Result<&E> {
+    (cx as &dyn Any).downcast_ref().ok_or_else(|| AttentionError::WrongExec {
+        expected: std::any::type_name::<E>(),
+        found: cx.device().to_string(),
+    })
+}
+
+fn metadata<M: 'static>(entry: &StepEntry) -> Result<Option<&M>> {
+    match entry.erased() {
+        None => Ok(None),
+        Some(m) => m.downcast_ref().map(Some).ok_or_else(|| {
+            AttentionError::Inputs("a layer was given the step entry of another backend's group".into())
+        }),
+    }
+}
+
+impl<I: AttentionImpl> DynAttention for Shim<I> {
+    fn run(
+        &self,
+        cx: &dyn Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        entry: &StepEntry,
+        mut out: TensorMut<'_>,
+    ) -> Result<()> {
+        let cx = exec::<I::Exec>(cx)?;
+        let Some(m) = metadata(entry)? else { return self.0.fill_zero(cx, &mut out) };
+        if !kv.shared && !I::FORWARD_WRITES_KV_CACHE {
+            self.0.update_kv_cache(cx, x, kv, entry.slot_mapping())?;
+        }
+        self.0.forward(cx, x, kv, m, out)
+    }
+}
+
+impl<I: MlaImpl> DynMla for Shim<I> {
+    fn run(
+        &self,
+        cx: &dyn Exec,
+        q: TensorRef<'_>,
+        latent: TensorRef<'_>,
+        kv: &mut KvMut<'_>,
+        entry: &StepEntry,
+        mut out: TensorMut<'_>,
+    ) -> Result<()> {
+        let cx = exec::<I::Exec>(cx)?;
+        let Some(m) = metadata(entry)? else { return self.0.fill_zero(cx, &mut out) };
+        let (d, n) = (entry.split().decode_tokens, entry.num_tokens());
+        self.0.update_kv_cache(cx, latent.rows(0..n)?, kv, entry.slot_mapping())?;
+        if d > 0 {
+            self.0.forward_mqa(cx, q.rows(0..d)?, kv, m, out.reborrow().rows(0..d)?)?;
+        }
+        if d < n {
+            self.0.forward_mha(cx, q.rows(d..n)?, latent.rows(d..n)?, kv, m, out.rows(d..n)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl<I: StateSpaceImpl> DynStateSpace for Shim<I> {
+    fn run(
+        &self,
+        cx: &dyn Exec,
+        x: TensorRef<'_>,
+        state: &mut KvMut<'_>,
+        entry: &StepEntry,
+        mut out: TensorMut<'_>,
+    ) -> Result<()> {
+        let cx = exec::<I::Exec>(cx)?;
+        let Some(m) = metadata(entry)? else { return self.0.fill_zero(cx, &mut out) };
+        self.0.forward(cx, x, state, m, out)
+    }
+}
+
+/// The object-safe twin of [`MetadataBuilder`].
+pub trait DynBuilder: Send {
+    /// Builds this step's metadata; `capture` asks for [`MetadataBuilder::build_for_capture`].
+    ///
+    /// # Errors
+    /// The builder's own, or another device's `cx`.
+    fn build(&mut self, cx: &dyn Exec, common: &CommonAttentionMetadata, capture: bool) -> Result<StepEntry>;
+
+    /// Reuses the metadata of an earlier group and swaps the block table.
+    ///
+    /// # Errors
+    /// As [`DynBuilder::build`]; a builder without this refuses.
+    fn update_block_table(
+        &mut self,
+        cx: &dyn Exec,
+        first: &StepEntry,
+        common: &CommonAttentionMetadata,
+    ) -> Result<StepEntry>;
+}
+
+fn entry<B: MetadataBuilder>(m: B::Metadata, common: &CommonAttentionMetadata) -> StepEntry {
+    StepEntry::new(B::split(&m), B::frozen(&m), common, Arc::new(m))
+}
+
+impl<B: MetadataBuilder> DynBuilder for Shim<B> {
+    fn build(&mut self, cx: &dyn Exec, common: &CommonAttentionMetadata, capture: bool) -> Result<StepEntry> {
+        let cx = exec(cx)?;
+        let m = if capture { self.0.build_for_capture(cx, common)? } else { self.0.build(cx, common)? };
+        Ok(entry::<B>(m, common))
+    }
+
+    fn update_block_table(
+        &mut self,
+        cx: &dyn Exec,
+        first: &StepEntry,
+        common: &CommonAttentionMetadata,
+    ) -> Result<StepEntry> {
+        let Some(first) = metadata(first)? else {
+            return Err(AttentionError::Inputs("block-table update of an entry without metadata".into()));
+        };
+        Ok(entry::<B>(self.0.update_block_table(exec(cx)?, first, common)?, common))
+    }
+}
+
+/// The object-safe twin of [`AttentionBackend`].
+pub trait DynBackend: Send + Sync {
+    /// The rule book.
+    fn rules(&self) -> &RuleBook;
+    /// [`AttentionBackend::combination`].
+    fn combination(&self, need: &LayerNeed) -> Option<Refusal>;
+    /// Parses the backend's configuration table; `None` is the default.
+    ///
+    /// # Errors
+    /// [`AttentionError::Config`].
+    fn parse_config(&self, table: Option<&serde_json::Value>) -> Result<ErasedConfig>;
+    /// Identity of the builder class: groups of equal builders may share metadata.
+    fn builder_type(&self) -> TypeId;
+    /// Whether the builder can swap a block table in finished metadata.
+    fn updates_block_table(&self) -> bool;
+    /// [`MetadataBuilder::plan`].
+    fn plan(&self, group: &GroupInfo, config: &ErasedConfig) -> Result<BuilderPlan>;
+    /// Constructs a builder.
+    ///
+    /// # Errors
+    /// The builder's own.
+    fn builder(
+        &self,
+        cx: &dyn Exec,
+        group: &GroupInfo,
+        plan: &BuilderPlan,
+        config: &ErasedConfig,
+    ) -> Result<Box<dyn DynBuilder>>;
+    /// Constructs a layer's impl.
+    ///
+    /// # Errors
+    /// [`AttentionError::WrongKind`] for arguments of another kind of layer; the impl's own.
+    fn layer(&self, args: &LayerArgs<'_>, config: &ErasedConfig) -> Result<LayerKernel>;
+}
+
+pub(super) struct Erased<B> {
+    rules: RuleBook,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B: AttentionBackend> Erased<B> {
+    pub(super) fn new() -> Self {
+        Self { rules: B::rules(), backend: PhantomData }
+    }
+
+    fn config<'a>(&self, c: &'a ErasedConfig) -> Result<&'a B::Config> {
+        c.0.downcast_ref().ok_or_else(|| AttentionError::Config {
+            backend: self.rules.name.to_string(),
+            why: "the configuration was parsed by another backend".into(),
+        })
+    }
+}
+
+impl<B: AttentionBackend<Kind: PickArgs>> DynBackend for Erased<B> {
+    fn rules(&self) -> &RuleBook {
+        &self.rules
+    }
+
+    fn combination(&self, need: &LayerNeed) -> Option<Refusal> {
+        B::combination(need)
+    }
+
+    fn parse_config(&self, table: Option<&serde_json::Value>) -> Result<ErasedConfig> {
+        use serde::Deserialize;
+        let c = match table {
+            None => B::Config::default(),
+            Some(v) => B::Config::deserialize(v).map_err(|e| AttentionError::Config {
+                backend: self.rules.name.to_string(),
+                why: e.to_string(),
+            })?,
+        };
+        Ok(ErasedConfig(Arc::new(c)))
+    }
+
+    fn builder_type(&self) -> TypeId {
+        TypeId::of::<B::Builder>()
+    }
+
+    fn updates_block_table(&self) -> bool {
+        B::Builder::UPDATES_BLOCK_TABLE
+    }
+
+    fn plan(&self, group: &GroupInfo, config: &ErasedConfig) -> Result<BuilderPlan> {
+        Ok(B::Builder::plan(group, &self.rules, self.config(config)?.borrow()))
+    }
+
+    fn builder(
+        &self,
+        cx: &dyn Exec,
+        group: &GroupInfo,
+        plan: &BuilderPlan,
+        config: &ErasedConfig,
+    ) -> Result<Box<dyn DynBuilder>> {
+        Ok(Box::new(Shim(B::Builder::new(exec(cx)?, group, plan, self.config(config)?.borrow())?)))
+    }
+
+    fn layer(&self, args: &LayerArgs<'_>, config: &ErasedConfig) -> Result<LayerKernel> {
+        let args_of_kind = B::Kind::pick(args).ok_or_else(|| AttentionError::WrongKind {
+            backend: self.rules.name.to_string(),
+            offers: KindTag::name(B::Kind::TAG),
+            asked: KindTag::name(args.kind()),
+        })?;
+        B::Impl::erase(args_of_kind, self.config(config)?)
+    }
+}

@@ -1,0 +1,6 @@
+//! Lifetime: the program. The rule books, the registry, selection, and the erasing layer.
+
+pub mod backend;
+pub mod erased;
+pub mod registry;
+pub mod rules;

@@ -1,0 +1,92 @@
+//! Lifetime: process. The backends by name. Names are the identity: any number of plugins can
+//! register, and a second backend of one name is an error.
+
+use super::erased::{DynBackend, Erased};
+use crate::{AttentionBackend, AttentionError, CONTRACT_VERSION, PickArgs, Result};
+use std::sync::Arc;
+
+/// All backends of this program, in order of registration, which is also the order of preference
+/// among those that a layer could have.
+#[derive(Default, Clone)]
+pub struct Registry {
+    backends: Vec<Arc<dyn DynBackend>>,
+}
+
+impl Registry {
+    /// Adds a backend.
+    ///
+    /// # Errors
+    /// [`AttentionError::Contract`] for another contract version, [`AttentionError::Duplicate`] for a
+    /// name that is taken.
+    pub fn register<B: AttentionBackend<Kind: PickArgs>>(&mut self) -> Result<()> {
+        let backend = Erased::<B>::new();
+        let name = backend.rules().name.to_string();
+        if B::CONTRACT != CONTRACT_VERSION {
+            return Err(AttentionError::Contract { backend: name, built: B::CONTRACT });
+        }
+        if self.backends.iter().any(|b| b.rules().name == name) {
+            return Err(AttentionError::Duplicate(name));
+        }
+        self.backends.push(Arc::new(backend));
+        Ok(())
+    }
+
+    /// The backend of that name (case counts for nothing).
+    ///
+    /// # Errors
+    /// [`AttentionError::Unknown`], with the names there are and the nearest by spelling.
+    pub fn get(&self, name: &str) -> Result<&Arc<dyn DynBackend>> {
+        self.backends.iter().find(|b| b.rules().name.eq_ignore_ascii_case(name)).ok_or_else(|| {
+            let names: Vec<_> = self.backends.iter().map(|b| b.rules().name.to_string()).collect();
+            AttentionError::Unknown {
+                name: name.to_owned(),
+                nearest: nearest(name, names.iter().map(String::as_str)),
+                known: names.join(", "),
+            }
+        })
+    }
+
+    /// All backends, most preferred first.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<dyn DynBackend>> {
+        self.backends.iter()
+    }
+}
+
+/// The candidate nearest to `asked` by edit distance, where one is near at all.
+pub fn nearest<'a>(asked: &str, candidates: impl Iterator<Item = &'a str>) -> Option<String> {
+    let asked = asked.to_ascii_lowercase();
+    let limit = 1 + asked.chars().count() / 3;
+    candidates
+        .map(|c| (edit_distance(&asked, &c.to_ascii_lowercase()), c))
+        .min()
+        .filter(|(d, _)| *d <= limit)
+        .map(|(_, c)| c.to_owned())
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spelling_suggestions() {
+        let names = ["CPU_ATTN", "FLASH_ATTN", "CPU_MLA"];
+        assert_eq!(nearest("cpu_atn", names.into_iter()).as_deref(), Some("CPU_ATTN"));
+        assert_eq!(nearest("TRITON", names.into_iter()), None);
+        assert_eq!(edit_distance("kitten", "sitting"), 3);
+    }
+}

@@ -1,0 +1,143 @@
+//! What a layer needs of a backend: the question that selection puts to every rule book.
+
+use super::{ComputeCapability, KindTag};
+use headway_tensor::DType;
+use serde::{Deserialize, Serialize};
+use std::{borrow::Cow, fmt};
+
+/// The kind of attention by what attends to what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttnType {
+    /// Causal self-attention over a KV cache.
+    Decoder,
+    /// Self-attention of an encoder in an encoder-decoder model.
+    Encoder,
+    /// Self-attention of an encoder-only model; no cache.
+    EncoderOnly,
+    /// Cross-attention of a decoder over an encoder's output.
+    EncoderDecoder,
+}
+
+/// A KV cache dtype by its user-facing name (`auto`, `bfloat16`, `fp8`, `fp8_e4m3`, …).
+#[derive(Clone, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct KvCacheDType(pub Cow<'static, str>);
+
+impl KvCacheDType {
+    /// The activations' type.
+    pub const AUTO: Self = Self(Cow::Borrowed("auto"));
+
+    /// The name as a dtype; `compute` is what `auto` means. `None` for a name without an element
+    /// type of its own.
+    pub fn element(&self, compute: DType) -> Option<DType> {
+        Some(match self.0.as_ref() {
+            "auto" => compute,
+            "float32" | "f32" => DType::F32,
+            "float16" | "f16" => DType::F16,
+            "bfloat16" | "bf16" => DType::BF16,
+            "fp8" | "fp8_e4m3" => DType::F8E4M3,
+            "fp8_e5m2" => DType::F8E5M2,
+            _ => return None,
+        })
+    }
+}
+
+impl From<&'static str> for KvCacheDType {
+    fn from(s: &'static str) -> Self {
+        Self(Cow::Borrowed(s))
+    }
+}
+
+impl fmt::Display for KvCacheDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// What one layer needs, with the run-wide options that bear on the choice.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct LayerNeed {
+    /// The kind of layer.
+    pub kind: KindTag,
+    /// Device kind that the layer runs on (`cpu`, `cuda`).
+    pub platform: Cow<'static, str>,
+    /// The device's compute capability, where it has one.
+    pub compute_capability: Option<ComputeCapability>,
+    /// Elements of a key head.
+    pub head_size: usize,
+    /// Elements of a value head.
+    pub head_size_v: usize,
+    /// Query heads on this rank.
+    pub num_heads: usize,
+    /// Key/value heads on this rank.
+    pub num_kv_heads: usize,
+    /// Activation dtype.
+    pub dtype: DType,
+    /// KV cache dtype; `None`: unset.
+    pub kv_cache_dtype: Option<KvCacheDType>,
+    /// The user's block size in tokens; `None`: not given.
+    pub block_size: Option<usize>,
+    /// What attends to what.
+    pub attn_type: AttnType,
+    /// A sliding window, in tokens.
+    pub sliding_window: Option<usize>,
+    /// Attention sinks.
+    pub has_sinks: bool,
+    /// A cap on the logits.
+    pub has_logit_soft_cap: bool,
+    /// ALiBi slopes.
+    pub has_alibi: bool,
+    /// Sparse attention.
+    pub use_sparse: bool,
+    /// Bidirectional multimodal prefixes.
+    pub use_mm_prefix: bool,
+    /// Scales per head for a quantised cache.
+    pub use_per_head_quant_scales: bool,
+    /// Non-causal attention.
+    pub use_non_causal: bool,
+    /// `--batch-invariant`.
+    pub use_batch_invariant: bool,
+    /// A KV connector.
+    pub use_kv_connector: bool,
+    /// Decode context parallelism.
+    pub use_dcp: bool,
+    /// Prefill context parallelism.
+    pub use_pcp: bool,
+    /// Ring sliding-window attention.
+    pub use_rswa: bool,
+    /// Adaptive verification of drafts.
+    pub use_adaptive_verification: bool,
+}
+
+impl Default for LayerNeed {
+    fn default() -> Self {
+        Self {
+            kind: KindTag::Standard,
+            platform: Cow::Borrowed("cpu"),
+            compute_capability: None,
+            head_size: 128,
+            head_size_v: 128,
+            num_heads: 1,
+            num_kv_heads: 1,
+            dtype: DType::BF16,
+            kv_cache_dtype: None,
+            block_size: None,
+            attn_type: AttnType::Decoder,
+            sliding_window: None,
+            has_sinks: false,
+            has_logit_soft_cap: false,
+            has_alibi: false,
+            use_sparse: false,
+            use_mm_prefix: false,
+            use_per_head_quant_scales: false,
+            use_non_causal: false,
+            use_batch_invariant: false,
+            use_kv_connector: false,
+            use_dcp: false,
+            use_pcp: false,
+            use_rswa: false,
+            use_adaptive_verification: false,
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The operations that models call, one trait with an implementation a device. Outputs belong to
+//! the caller, so a step allocates nothing and can be captured. Attention is not among them: that
+//! is what `headway-attention` is for.
+
+use crate::{DType, Exec, Result, Tensor, TensorMut, TensorRef, View, weight::Weight};
+use std::{any::Any, sync::Arc};
+
+/// How rotary positions pair the elements of a head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopeStyle {
+    /// Element i with element i + r/2 (GPT-NeoX; Hugging Face checkpoints).
+    Halves,
+    /// Element 2i with element 2i + 1 (the original RoPE; GGUF files of the `llama` architecture).
+    Interleaved,
+}
+
+/// The activation of a gated feed-forward.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// x · sigmoid(x).
+    Silu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+    /// GELU by the error function.
+    Gelu,
+}
+
+/// One weight of a linear layer, with its bias: `[out, in]` and `[out]`.
+pub struct LinearPart {
+    /// The matrix, `[out, in]`, in the file's format.
+    pub weight: Weight,
+    /// The bias, `[out]`.
+    pub bias: Option<Weight>,
+}
+
+/// A loaded linear layer in a device's own form (packed, or as in the file).
+pub trait Linear: Any + Send + Sync {
+    /// Width of an input row.
+    fn in_features(&self) -> usize;
+    /// Width of an output row: the sum over all parts.
+    fn out_features(&self) -> usize;
+    /// Bytes held, beyond what a memory-mapped file holds.
+    fn bytes(&self) -> usize;
+}
+
+/// The operations of a device. Activations are `[tokens, width]` with contiguous rows.
+pub trait Ops: Exec {
+    /// Takes a weight into the device's form. Several parts with the same input are stacked along
+    /// the output (q, k, v in one call). `compute`: [`DType::F32`] dequantises block-quantised
+    /// weights and computes in float32; `None` computes in the weight's own form.
+    ///
+    /// # Errors
+    /// Shapes that don't fit each other, formats without a kernel, no memory.
+    fn load_linear(&self, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Arc<dyn Linear>>;
+
+    /// `out[t] = x[t] · wᵀ + bias`: x `[tokens, in]`, out `[tokens, out]`.
+    ///
+    /// # Errors
+    /// Shapes, dtypes, devices.
+    fn linear(&self, w: &dyn Linear, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()>;
+
+    /// `out[t] = table[ids[t]] · scale`: the table is a linear layer's weight `[vocabulary, width]`.
+    ///
+    /// # Errors
+    /// An id outside the table.
+    fn embed(&self, table: &dyn Linear, ids: &View<i32>, scale: f32, out: TensorMut<'_>) -> Result<()>;
+
+    /// Root-mean-square norm over the last dimension, times `weight` `[width]`.
+    /// x and out are `[tokens, width]` or `[tokens, heads, width]`.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn rms_norm(&self, x: TensorRef<'_>, weight: &Tensor, eps: f32, out: TensorMut<'_>) -> Result<()>;
+
+    /// [`Ops::rms_norm`] with its input as output.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn rms_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, eps: f32) -> Result<()>;
+
+    /// `residual += x`, then `out = rms_norm(residual)`, in one pass.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn add_rms_norm(
+        &self,
+        residual: TensorMut<'_>,
+        x: TensorRef<'_>,
+        weight: &Tensor,
+        eps: f32,
+        out: TensorMut<'_>,
+    ) -> Result<()>;
+
+    /// `acc += x`.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn add(&self, acc: TensorMut<'_>, x: TensorRef<'_>) -> Result<()>;
+
+    /// Rotates the first `2 * table.shape()[1]` elements of each head of x `[tokens, heads, size]`
+    /// by the token's position. `table` is `[positions, rotary / 2, 2]`: cosine, then sine (any
+    /// scaling of the rotation's length is in it).
+    ///
+    /// # Errors
+    /// Shapes; a position past the table.
+    fn rope(&self, x: TensorMut<'_>, positions: &View<i32>, table: &Tensor, style: RopeStyle) -> Result<()>;
+
+    /// `out = activation(gate) · up` with gate and up side by side in `gate_up` `[tokens, 2 x width]`.
+    ///
+    /// # Errors
+    /// Shapes, dtypes.
+    fn gated(&self, activation: Activation, gate_up: TensorRef<'_>, out: TensorMut<'_>) -> Result<()>;
+
+    /// `out[i] = x[rows[i]]`.
+    ///
+    /// # Errors
+    /// A row past the end.
+    fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()>;
+
+    /// `x = x · factor`, then `cap · tanh(x / cap)` where a cap is given.
+    ///
+    /// # Errors
+    /// Dtypes.
+    fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()>;
+}

@@ -1,3 +1,6 @@
 //! headway's inference engine: models, loading, tokenizer, scheduler, KV cache manager and model runner.
 
+pub mod kv;
+pub mod sampling;
+pub mod scheduler;
 pub mod sources;

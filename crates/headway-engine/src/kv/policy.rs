@@ -1,0 +1,87 @@
+//! What a KV cache group keeps of a request: the block size and how far its layers look back. Pure arithmetic.
+//!
+//! Lifetime: the model. Not for page sizes in bytes or layouts, which the KV cache spec of the contract crate has.
+
+use super::KvError;
+
+/// How far back the layers of a KV cache group read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KvGroupKind {
+    /// Every position reads every earlier one.
+    Full,
+    /// Position `i` reads `j` with `i - window < j <= i`; `window` in tokens, at least 1.
+    SlidingWindow {
+        /// The window in tokens, the position itself included.
+        window: usize,
+    },
+    /// Position `i` reads `j <= i` of its own chunk of `chunk` tokens (chunked local attention).
+    ChunkedLocal {
+        /// The chunk in tokens, at least 1.
+        chunk: usize,
+    },
+}
+
+/// The rules by which the pages of one KV cache group are handed out, shared and given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvGroupPolicy {
+    /// Tokens in one page of this group, at least 1.
+    pub block_size: usize,
+    /// How far back the group's layers read.
+    pub kind: KvGroupKind,
+}
+
+impl KvGroupPolicy {
+    /// A group that keeps everything.
+    pub const fn full(block_size: usize) -> Self {
+        Self { block_size, kind: KvGroupKind::Full }
+    }
+
+    /// A group whose layers see `window` tokens, the current one included.
+    pub const fn sliding_window(block_size: usize, window: usize) -> Self {
+        Self { block_size, kind: KvGroupKind::SlidingWindow { window } }
+    }
+
+    /// A group whose layers see their own chunk of `chunk` tokens.
+    pub const fn chunked_local(block_size: usize, chunk: usize) -> Self {
+        Self { block_size, kind: KvGroupKind::ChunkedLocal { chunk } }
+    }
+
+    /// The first position that a query at `position` reads. It never decreases with `position`.
+    pub const fn first_readable(&self, position: usize) -> usize {
+        match self.kind {
+            KvGroupKind::Full => 0,
+            KvGroupKind::SlidingWindow { window } => (position + 1).saturating_sub(window),
+            KvGroupKind::ChunkedLocal { chunk } => position / chunk * chunk,
+        }
+    }
+
+    /// Blocks that hold `num_tokens` tokens.
+    pub const fn blocks_for(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.block_size)
+    }
+
+    /// The most pages that this group ever holds at once for a request of `num_tokens` tokens that is computed at most
+    /// `max_chunk` tokens a step.
+    pub fn peak_pages(&self, num_tokens: usize, max_chunk: usize) -> usize {
+        let all = self.blocks_for(num_tokens);
+        let lookback = match self.kind {
+            KvGroupKind::Full => return all,
+            KvGroupKind::SlidingWindow { window } => window - 1,
+            KvGroupKind::ChunkedLocal { chunk } => chunk - 1,
+        };
+        let span = lookback.saturating_add(max_chunk.max(1));
+        // An interval of `span` tokens that starts anywhere touches at most this many blocks.
+        all.min((span - 1).div_ceil(self.block_size) + 1)
+    }
+
+    pub(super) fn check(&self, group: usize) -> Result<(), KvError> {
+        let zero = |what| Err(KvError::ZeroPolicy { group, what });
+        match self.kind {
+            _ if self.block_size == 0 => zero("block_size"),
+            KvGroupKind::SlidingWindow { window: 0 } => zero("window"),
+            KvGroupKind::ChunkedLocal { chunk: 0 } => zero("chunk"),
+            _ => Ok(()),
+        }
+    }
+}

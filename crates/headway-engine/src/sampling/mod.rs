@@ -1,0 +1,24 @@
+//! Sampling: from one row of logits to the next token. No tensors, no device.
+//!
+//! Lifetime: a [`Sampler`] is scratch memory that lives as long as the thread that uses it; it keeps nothing from one
+//! row to the next. A row's token depends on its logits, its own tokens, its parameters, its seed and its position only,
+//! so it is the same alone and in any batch.
+//!
+//! The order of operations is vLLM's: repetition penalty, then (greedy ends here) temperature, min-p, top-k, top-p,
+//! and one draw from what is left.
+//!
+//! Not for stop strings, which need text, nor for logits processors of grammars.
+
+mod error;
+mod logprobs;
+mod params;
+mod random;
+mod sampler;
+mod select;
+mod softmax;
+
+pub use error::{ParamsError, SamplingError};
+pub use logprobs::{Logprobs, TokenLogprob, logprobs};
+pub use params::{MAX_LOGPROBS, SamplingParams};
+pub use random::{fresh_seed, uniform};
+pub use sampler::{Row, Sampled, Sampler};

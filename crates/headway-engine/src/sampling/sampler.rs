@@ -1,0 +1,194 @@
+//! [`Sampler`]: one row of logits to one token.
+//!
+//! Lifetime: a thread; it is scratch memory only, reused from row to row.
+
+use super::logprobs::{self, Logprobs};
+use super::params::SamplingParams;
+use super::random;
+use super::select::{self, Entry};
+use super::softmax;
+use super::{SamplingError, TokenLogprob};
+
+/// What belongs to a row besides its logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// The request's parameters, validated.
+    pub params: &'a SamplingParams,
+    /// The request's tokens, prompt and generated; read by the repetition penalty only. The token that is sampled stands
+    /// at position `tokens.len()`.
+    pub tokens: &'a [u32],
+    /// Seed of the request's random stream ([`SamplingParams::seed`] or [`super::fresh_seed`]).
+    pub seed: u64,
+}
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Its own log-probability and those of the most likely tokens, if the request asked for logprobs; of the raw logits.
+    pub logprobs: Option<(TokenLogprob, Logprobs)>,
+}
+
+/// Samples tokens; holds scratch memory for one row.
+///
+/// ```
+/// use headway_engine::sampling::{Row, Sampler, SamplingParams};
+///
+/// let params = SamplingParams { temperature: 0.7, top_k: 2, ..SamplingParams::default() };
+/// params.validate()?;
+/// let mut sampler = Sampler::new();
+/// let row = Row { params: &params, tokens: &[5, 6], seed: 42 };
+/// let token = sampler.sample(&mut [0.0, 3.0, 2.5, -1.0], &row)?.token;
+/// assert!(token == 1 || token == 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// Unnormalised probabilities `[vocab_size]`, 0 for tokens that are cut.
+    weights: Vec<f32>,
+    entries: Vec<Entry>,
+    /// The row before penalties, kept only where log-probabilities are asked for.
+    raw: Vec<f32>,
+    bins: Vec<f64>,
+    /// One bit a token: already penalised in this row. All zero between rows.
+    seen: Vec<u64>,
+}
+
+impl Sampler {
+    /// A sampler without scratch memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Samples the token that follows `row.tokens` from `logits`, `[vocab_size]`, which are changed by the repetition
+    /// penalty.
+    ///
+    /// # Errors
+    /// Logits that are empty, NaN, plus infinity or all minus infinity; with a repetition penalty also a token of the
+    /// row outside the vocabulary.
+    pub fn sample(&mut self, logits: &mut [f32], row: &Row<'_>) -> Result<Sampled, SamplingError> {
+        let max = softmax::max_logit(logits)?;
+        let top = match row.params.logprobs {
+            Some(n) => Some(logprobs::top(logits, max, n, &mut self.entries)?),
+            None => None,
+        };
+        let penalised = row.params.repetition_penalty != 1.0;
+        if penalised && top.is_some() {
+            self.raw.clear();
+            self.raw.extend_from_slice(logits);
+        }
+        let max = self.penalise(logits, max, row)?;
+        let token = match row.params.is_greedy() {
+            true => softmax::index_of(logits, max) as u32,
+            false => {
+                self.weigh(logits, max, row.params);
+                draw(&self.weights, random::uniform(row.seed, row.tokens.len() as u64))
+            }
+        };
+        let raw = if penalised { &self.raw } else { &*logits };
+        let logprobs = top.map(|top| {
+            let logprob = (f64::from(raw[token as usize]) - top.log_sum_exp) as f32;
+            (TokenLogprob { token_id: token, logprob }, top)
+        });
+        Ok(Sampled { token, logprobs })
+    }
+
+    /// The probabilities from which [`Self::sample`] would draw, by token id, `[vocab_size]`; greedy gives all to one
+    /// token. For checks and for verifying drafted tokens.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn distribution(&mut self, logits: &mut [f32], row: &Row<'_>) -> Result<Vec<f64>, SamplingError> {
+        let max = softmax::max_logit(logits)?;
+        let max = self.penalise(logits, max, row)?;
+        if row.params.is_greedy() {
+            let mut all = vec![0.0; logits.len()];
+            all[softmax::index_of(logits, max)] = 1.0;
+            return Ok(all);
+        }
+        self.weigh(logits, max, row.params);
+        let total = softmax::sum(&self.weights);
+        Ok(self.weights.iter().map(|w| f64::from(*w) / total).collect())
+    }
+
+    /// Applies the repetition penalty and returns the new maximum.
+    fn penalise(&mut self, logits: &mut [f32], max: f32, row: &Row<'_>) -> Result<f32, SamplingError> {
+        let penalty = row.params.repetition_penalty;
+        if penalty == 1.0 {
+            return Ok(max);
+        }
+        let vocab_size = logits.len();
+        if let Some(&token_id) = row.tokens.iter().find(|t| **t as usize >= vocab_size) {
+            return Err(SamplingError::TokenOutOfRange { token_id, vocab_size });
+        }
+        self.seen.resize(vocab_size.div_ceil(64), 0);
+        for &token in row.tokens {
+            let (word, bit) = (token as usize / 64, 1u64 << (token % 64));
+            if self.seen[word] & bit == 0 {
+                self.seen[word] |= bit;
+                let logit = &mut logits[token as usize];
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+        for &token in row.tokens {
+            self.seen[token as usize / 64] = 0;
+        }
+        softmax::max_logit(logits)
+    }
+
+    /// Fills `weights`: temperature, min-p, top-k, top-p. min-p and top-k both cut everything below some logit, so they
+    /// may be applied in either order.
+    fn weigh(&mut self, logits: &[f32], max: f32, params: &SamplingParams) {
+        // Divided, not multiplied by the reciprocal, which is infinite for the smallest temperatures.
+        let temperature = params.temperature;
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|x| softmax::exp_nonpositive((x - max) / temperature)));
+        if params.min_p > 0.0 {
+            self.weights.iter_mut().for_each(|w| *w = if *w >= params.min_p { *w } else { 0.0 });
+        }
+        if params.top_k > 0 && params.top_k < logits.len() {
+            select::top_k(logits, params.top_k, &mut self.entries);
+            let cut = self.entries.iter().copied().max_by(Entry::order);
+            self.cut(logits, cut);
+        }
+        if params.top_p < 1.0 {
+            let need = softmax::sum(&self.weights) * f64::from(params.top_p);
+            let cut = select::top_p(&self.weights, need, &mut self.bins, &mut self.entries);
+            if let Some(cut) = cut {
+                let kept = |(index, w): (u32, &mut f32)| *w = if cut.keeps(*w, index) { *w } else { 0.0 };
+                (0..).zip(&mut self.weights).for_each(kept);
+            }
+        }
+    }
+
+    /// Drops the tokens whose logits are below the cut.
+    fn cut(&mut self, logits: &[f32], cut: Option<Entry>) {
+        let Some(cut) = cut else { return };
+        for ((index, logit), weight) in (0..).zip(logits).zip(&mut self.weights) {
+            *weight = if cut.keeps(*logit, index) { *weight } else { 0.0 };
+        }
+    }
+}
+
+/// The token at `u` of `[0, 1)` on the weights laid end to end in the order of token ids. That order does not change
+/// when two probabilities swap places, so the draw is as steady as the probabilities are.
+fn draw(weights: &[f32], u: f64) -> u32 {
+    let target = u * softmax::sum(weights);
+    let mut before = 0.0;
+    for (number, chunk) in weights.chunks(softmax::CHUNK).enumerate() {
+        let after = before + softmax::chunk_sum(chunk);
+        if after <= target {
+            before = after;
+            continue;
+        }
+        for (at, weight) in chunk.iter().enumerate() {
+            before += f64::from(*weight);
+            if before > target && *weight > 0.0 {
+                return (number * softmax::CHUNK + at) as u32;
+            }
+        }
+    }
+    // Rounding can leave the target a hair beyond the end.
+    weights.iter().rposition(|w| *w > 0.0).unwrap_or(0) as u32
+}

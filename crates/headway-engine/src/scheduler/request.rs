@@ -1,0 +1,106 @@
+//! One request as the scheduler sees it: its tokens and how far they are computed.
+//!
+//! Lifetime: one request. Not for sampling parameters or text, which the engine keeps.
+
+use super::RequestId;
+use crate::kv::BlockHashes;
+
+/// A request handed to [`super::Scheduler::add`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewRequest {
+    /// Token ids of the prompt, at least one.
+    pub prompt: Vec<u32>,
+    /// The most tokens to generate, at least 1.
+    pub max_tokens: usize,
+    /// Whether cached blocks may stand in for computing the prompt. `false` for requests that want something of every
+    /// prompt position: cached tokens have no logits.
+    pub use_prefix_cache: bool,
+}
+
+impl NewRequest {
+    /// A request that uses the prefix cache.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        Self { prompt, max_tokens, use_prefix_cache: true }
+    }
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestState {
+    /// Never run so far.
+    Waiting,
+    /// Lost its pages and waits to be computed again.
+    Preempted,
+    /// Has pages; some tokens that were known at its (re)admission are not computed yet.
+    Prefilling,
+    /// Has pages and generates.
+    Decoding,
+}
+
+/// "Prompt" and "tokens to compute before the next one can be sampled" are two things: after a preemption the second
+/// contains generated tokens.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) id: RequestId,
+    /// Prompt and generated tokens. The last generated one is not computed yet.
+    pub(super) tokens: Vec<u32>,
+    pub(super) num_prompt_tokens: usize,
+    pub(super) max_tokens: usize,
+    pub(super) use_prefix_cache: bool,
+    /// Tokens whose keys and values are in the cache.
+    pub(super) num_computed: usize,
+    /// Tokens known at the last admission: below it, the request is prefilling.
+    pub(super) prefill_target: usize,
+    /// The most tokens ever computed; computing below it is recomputing.
+    pub(super) high_water: usize,
+    /// Prompt tokens found in the cache at the first admission.
+    pub(super) num_cached: usize,
+    pub(super) preemptions: u32,
+    pub(super) running: bool,
+    pub(super) admitted_before: bool,
+    /// Aborted while a step is under way; its pages go back when the step ends.
+    pub(super) aborted: bool,
+    pub(super) hashes: BlockHashes,
+}
+
+impl Request {
+    pub(super) fn new(id: RequestId, new: NewRequest) -> Self {
+        Self {
+            id,
+            num_prompt_tokens: new.prompt.len(),
+            tokens: new.prompt,
+            max_tokens: new.max_tokens,
+            use_prefix_cache: new.use_prefix_cache,
+            num_computed: 0,
+            prefill_target: 0,
+            high_water: 0,
+            num_cached: 0,
+            preemptions: 0,
+            running: false,
+            admitted_before: false,
+            aborted: false,
+            hashes: BlockHashes::default(),
+        }
+    }
+
+    pub(super) fn num_generated(&self) -> usize {
+        self.tokens.len() - self.num_prompt_tokens
+    }
+
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.num_computed < self.prefill_target
+    }
+
+    pub(super) fn num_uncomputed(&self) -> usize {
+        self.tokens.len() - self.num_computed
+    }
+
+    pub(super) fn state(&self) -> RequestState {
+        match (self.running, self.preemptions > 0) {
+            (true, _) if self.is_prefilling() => RequestState::Prefilling,
+            (true, _) => RequestState::Decoding,
+            (false, true) => RequestState::Preempted,
+            (false, false) => RequestState::Waiting,
+        }
+    }
+}

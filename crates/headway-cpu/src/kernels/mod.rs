@@ -1,0 +1,7 @@
+//! CPU kernels: the only folder of this crate with `unsafe` code. Every public function is a safe
+//! wrapper that checks shapes, strides and dtypes before a pointer exists.
+//!
+//! A kernel is written once over a small vector trait and compiled for each [`isa::Isa`] behind one
+//! `#[target_feature]` entry; the portable level is the reference for the others.
+
+pub mod isa;

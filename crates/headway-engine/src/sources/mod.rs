@@ -14,6 +14,9 @@ mod progress;
 mod pypi;
 mod spec;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::{Attempt, AttemptError, CacheError, HubError, PypiError, SourceError};
 pub use known::{Gguf, KnownModel, PypiPart, known_model, known_models};
 pub use options::{AccessToken, ENVIRONMENT, FetchOptions};

@@ -8,6 +8,32 @@ use std::sync::{Mutex, PoisonError};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Listens to a fetch. At most one transfer is under way at a time.
+///
+/// ```
+/// use headway_engine::sources::Progress;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// /// Counts what arrives.
+/// #[derive(Default)]
+/// struct Counter(AtomicU64);
+///
+/// impl Progress for Counter {
+///     fn message(&self, line: &str) {
+///         println!("{line}");
+///     }
+///     fn start(&self, _label: &str, _total: Option<u64>) {}
+///     fn advance(&self, bytes: u64) {
+///         self.0.fetch_add(bytes, Ordering::Relaxed);
+///     }
+///     fn finish(&self) {}
+/// }
+///
+/// let counter = Counter::default();
+/// counter.start("model.safetensors", Some(10));
+/// counter.advance(10);
+/// counter.finish();
+/// assert_eq!(counter.0.into_inner(), 10);
+/// ```
 pub trait Progress: Send + Sync {
     /// One line of text without a newline.
     fn message(&self, line: &str);

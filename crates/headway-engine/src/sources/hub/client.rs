@@ -97,13 +97,18 @@ impl Client {
     pub(super) fn info(&self, file: &str) -> Result<FileInfo, HubError> {
         let mut url = self.file_url(file);
         let mut method = "HEAD";
+        let mut told = HeaderMap::new();
         for _ in 0..=MAX_HOPS {
             let range = (method == "GET").then_some("bytes=0-0");
             let response = self.send(&url, method, range, false)?;
-            let status = response.status().as_u16();
-            if matches!(status, 405 | 501) && method == "HEAD" {
+            if matches!(response.status().as_u16(), 405 | 501) && method == "HEAD" {
                 method = "GET";
                 continue;
+            }
+            for name in ["x-linked-etag", "x-linked-size", "x-repo-commit"] {
+                if let (Some(value), false) = (response.headers().get(name), told.contains_key(name)) {
+                    told.insert(name, value.clone());
+                }
             }
             if let Some(next) = self.hop(&response) {
                 url = next;
@@ -112,7 +117,7 @@ impl Client {
             if !response.status().is_redirection() {
                 self.check(&url, &response)?;
             }
-            return self.describe(file, &url, &response);
+            return self.describe(file, &url, &told, &response);
         }
         Err(self.protocol(&url, "it redirects in a circle".to_owned()))
     }
@@ -146,6 +151,9 @@ impl Client {
             ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::TimedOut => {
                 HubError::TimedOut { url, phase: "while connecting or reading", limit: self.limit }
             }
+            ureq::Error::Io(e) if e.to_string().contains("lookup") => {
+                HubError::Unreachable { url, because: format!("{e} (no network?)") }
+            }
             ureq::Error::Io(e) => HubError::Unreachable { url, because: e.to_string() },
             other => HubError::Unreachable { url, because: other.to_string() },
         }
@@ -176,42 +184,59 @@ impl Client {
     }
 
     /// The next address if the answer is a redirect that stays on the hub. One that leads away goes to the storage
-    /// behind it, and the headers that describe the file are on this answer.
+    /// behind it, whose own headers say nothing about the repository.
     fn hop(&self, response: &Response<Body>) -> Option<String> {
-        if !response.status().is_redirection() || response.headers().contains_key("x-linked-etag") {
+        if !response.status().is_redirection() {
             return None;
         }
         let location = header(response.headers(), "location")?;
         if location.starts_with('/') && !location.starts_with("//") {
             return Some(format!("{}{location}", origin(&self.endpoint)));
         }
-        location.starts_with(&format!("{}/", self.endpoint)).then_some(location)
+        let stays = location.starts_with(&format!("{}/", self.endpoint));
+        (stays && !response.headers().contains_key("x-linked-etag")).then_some(location)
     }
 
-    fn describe(&self, file: &str, url: &str, response: &Response<Body>) -> Result<FileInfo, HubError> {
+    /// Puts a description together: `told` is what the answers on the way said, `response` the last of them.
+    fn describe(
+        &self,
+        file: &str,
+        url: &str,
+        told: &HeaderMap,
+        response: &Response<Body>,
+    ) -> Result<FileInfo, HubError> {
         let headers = response.headers();
         let missing = |name: &str| self.protocol(url, format!("{file} comes without the header {name}"));
-        let etag =
-            header(headers, "x-linked-etag").or_else(|| header(headers, "etag")).ok_or(missing("etag"))?;
+        let etag = header(told, "x-linked-etag")
+            .or_else(|| header(headers, "etag"))
+            .ok_or_else(|| missing("etag"))?;
         let etag = etag.trim_start_matches("W/").trim_matches('"').to_owned();
-        let commit = header(headers, "x-repo-commit").ok_or(missing("x-repo-commit"))?;
+        let commit = header(told, "x-repo-commit").ok_or_else(|| missing("x-repo-commit"))?;
         for (name, value) in [("etag", &etag), ("x-repo-commit", &commit)] {
-            if value.is_empty()
-                || value.len() > 128
-                || !value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-            {
+            if !is_file_name(value) {
                 return Err(self.protocol(url, format!("{file} has the malformed {name} '{value}'")));
             }
         }
-        let ranged =
-            header(headers, "content-range").and_then(|range| Some(range.rsplit_once('/')?.1.to_owned()));
-        let length =
-            if response.status().is_redirection() { None } else { header(headers, "content-length") };
-        let size = header(headers, "x-linked-size").or(ranged).or(length).ok_or(missing("x-linked-size"))?;
+        let size = match header(told, "x-linked-size") {
+            Some(size) => size,
+            None if response.status().is_redirection() => self.stored_size(file)?,
+            None => range_total(headers)
+                .or_else(|| header(headers, "content-length"))
+                .ok_or_else(|| missing("content-length"))?,
+        };
         let size = size
             .parse()
             .map_err(|_| self.protocol(url, format!("{file} has the malformed size '{size}'")))?;
         Ok(FileInfo { etag, commit, size })
+    }
+
+    /// The size that the storage behind the hub tells.
+    fn stored_size(&self, file: &str) -> Result<String, HubError> {
+        let url = self.file_url(file);
+        let response = self.send(&url, "GET", Some("bytes=0-0"), true)?;
+        self.check(&url, &response)?;
+        range_total(response.headers())
+            .ok_or_else(|| self.protocol(&url, format!("{file} comes without the header content-range")))
     }
 
     fn check(&self, url: &str, response: &Response<Body>) -> Result<(), HubError> {
@@ -249,6 +274,19 @@ fn phase(which: Timeout) -> &'static str {
 
 fn header(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name)?.to_str().ok().map(str::to_owned)
+}
+
+/// The whole file's size in a `Content-Range`.
+fn range_total(headers: &HeaderMap) -> Option<String> {
+    Some(header(headers, "content-range")?.rsplit_once('/')?.1.to_owned())
+}
+
+/// Whether a value from outside may become the name of a file.
+fn is_file_name(value: &str) -> bool {
+    !value.is_empty()
+        && value.len() <= 128
+        && !value.starts_with('.')
+        && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 /// Scheme and host of an address.

@@ -47,18 +47,37 @@ pub(super) fn blob(
     }
     let folder = done.path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(|e| HubError::io("create", folder, e))?;
-    let _lock = lock(&done.path.with_extension("lock"), name, progress)?;
+    let _lock = lock(&beside(&done.path, "lock"), name, progress)?;
     if is_whole(&done.path, &info) {
         return Ok(done);
     }
-    let part = done.path.with_extension("part");
-    progress.start(name, Some(info.size));
-    let arrived = transfer(client, name, &info, &part, progress);
-    progress.finish();
-    arrived?;
-    verify(name, &info, &part, progress)?;
+    let part = beside(&done.path, "part");
+    let mut resumed = fs::metadata(&part).is_ok_and(|meta| meta.len() > 0);
+    loop {
+        progress.start(name, Some(info.size));
+        let arrived = transfer(client, name, &info, &part, progress);
+        progress.finish();
+        arrived?;
+        match verify(name, &info, &part, progress) {
+            Ok(()) => break,
+            // The fault may be in what an earlier run left.
+            Err(error @ HubError::Damaged { .. }) if resumed => {
+                progress.message(&format!("{error}; fetching it anew"));
+                resumed = false;
+            }
+            Err(error) => return Err(error),
+        }
+    }
     fs::rename(&part, &done.path).map_err(|e| HubError::io("rename into", &done.path, e))?;
     Ok(done)
+}
+
+/// The blob's path with a suffix.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(suffix);
+    PathBuf::from(name)
 }
 
 /// Blobs get their name only when whole, so the size is enough of a check.

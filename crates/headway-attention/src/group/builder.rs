@@ -3,6 +3,7 @@
 
 use crate::{
     AttentionError, AttnLayer, CommonAttentionMetadata, GraphSupport, KvCacheSpec, Result, RuleBook,
+    group::kv::layout::KvCacheLayout,
 };
 use headway_tensor::Exec;
 
@@ -20,11 +21,31 @@ pub struct BuilderPlan {
     pub workspace_bytes: u64,
 }
 
+/// Decode context parallelism: the ranks that share a request's tokens, dealt out in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextParallel {
+    /// Ranks; 1 is none.
+    pub size: usize,
+    /// This rank.
+    pub rank: usize,
+    /// Tokens in a row that go to one rank.
+    pub interleave: usize,
+}
+
+impl Default for ContextParallel {
+    fn default() -> Self {
+        Self { size: 1, rank: 0, interleave: 1 }
+    }
+}
+
 /// What start-up knows of an attention group: the layers, their cache spec, the limits of a step.
+/// [`GroupInfo::new`] and struct update keep tests free of fields that they don't use.
 #[derive(Clone, Debug)]
 pub struct GroupInfo {
-    /// The spec of the layers' cache, with the kernel's block size where it is smaller.
+    /// The spec of the layers' cache, with the manager's block size.
     pub spec: KvCacheSpec,
+    /// The order of the cache's axes.
+    pub layout: KvCacheLayout,
     /// Tokens in a block that the kernel sees; divides the manager's block size.
     pub kernel_block_size: usize,
     /// Query heads of each layer on this rank.
@@ -41,6 +62,28 @@ pub struct GroupInfo {
     pub num_speculative_tokens: usize,
     /// `--batch-invariant`.
     pub batch_invariant: bool,
+    /// Ranks that share a request's tokens.
+    pub context_parallel: ContextParallel,
+}
+
+impl GroupInfo {
+    /// A group without layers, with the limits of one request of one block a step.
+    pub fn new(spec: KvCacheSpec, num_heads: usize) -> Self {
+        let block = spec.block_size();
+        Self {
+            spec,
+            layout: KvCacheLayout::default(),
+            kernel_block_size: block,
+            num_heads,
+            layers: vec![],
+            max_num_reqs: 1,
+            max_num_tokens: block,
+            max_model_len: block,
+            num_speculative_tokens: 0,
+            batch_invariant: false,
+            context_parallel: ContextParallel::default(),
+        }
+    }
 }
 
 /// How a step's batch divides: the first `decode_tokens` rows belong to the first `decodes` requests.

@@ -1,7 +1,7 @@
 //! Lifetime: the model. An attention group: layers of one backend, one spec and one number of query
 //! heads inside a KV cache group, with a builder for each micro-batch.
 
-use crate::{BuilderPlan, DynBackend, DynBuilder, ErasedConfig, GroupInfo, Result};
+use crate::{AttentionGroupPlan, BuilderPlan, DynBackend, DynBuilder, ErasedConfig, GroupInfo, Result};
 use headway_tensor::{Exec, Persistent};
 
 /// What one micro-batch of a group owns.
@@ -61,6 +61,20 @@ impl AttentionGroup {
             builds: 0,
             table_updates: 0,
         })
+    }
+
+    /// Constructs a group that start-up planned.
+    ///
+    /// # Errors
+    /// As [`AttentionGroup::new`].
+    pub fn from_plan(
+        plan: &AttentionGroupPlan,
+        cx: &dyn Exec,
+        config: &ErasedConfig,
+        num_micro_batches: usize,
+    ) -> Result<Self> {
+        let (info, shares) = (plan.info.clone(), plan.shares_with);
+        Self::new(&*plan.backend, cx, plan.kv_cache_group, info, config, num_micro_batches, shares)
     }
 
     /// The KV cache group whose block tables the layers use.

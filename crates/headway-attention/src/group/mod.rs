@@ -5,3 +5,4 @@ pub mod builder;
 pub mod graph;
 pub mod groups;
 pub mod kv;
+pub mod plan;

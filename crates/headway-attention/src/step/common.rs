@@ -147,7 +147,17 @@ impl StepInputs {
     }
 }
 
-/// What a builder gets: the step's batch, and its KV cache group's own part.
+/// Hints to a builder, which it may leave unused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BuildHints {
+    /// The metadata will serve few layers: prefer a fast build to fast kernels.
+    pub fast_build: bool,
+    /// Tokens that all requests have in common at their beginning (0: none, or unknown).
+    pub common_prefix_len: usize,
+}
+
+/// What a builder gets: the step's batch, and its KV cache group's own part. Made by
+/// [`CommonAttentionMetadata::new`]; optional fields are set afterwards.
 #[derive(Clone, Debug)]
 pub struct CommonAttentionMetadata {
     /// Shared by all groups.
@@ -161,9 +171,59 @@ pub struct CommonAttentionMetadata {
     pub slot_mapping: View<i64>,
     /// `is_prefilling` of a group whose model decides otherwise.
     pub is_prefilling_override: Option<Vec<bool>>,
+    /// Hints.
+    pub hints: BuildHints,
+    /// What a model adds for this group alone, by type.
+    pub extras: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 impl CommonAttentionMetadata {
+    /// A group's part of a step.
+    ///
+    /// # Errors
+    /// A block table that isn't `[num_reqs, block_table_stride]`; a slot mapping shorter than the new
+    /// tokens.
+    pub fn new(
+        inputs: Arc<StepInputs>,
+        block_table: Dual<i32>,
+        block_table_stride: usize,
+        slot_mapping: View<i64>,
+    ) -> Result<Self> {
+        if block_table.len() != inputs.num_reqs * block_table_stride {
+            return Err(AttentionError::Inputs(format!(
+                "a block table of {} entries is not [{}, {block_table_stride}]",
+                block_table.len(),
+                inputs.num_reqs
+            )));
+        }
+        if slot_mapping.len() < inputs.num_actual_tokens {
+            return Err(AttentionError::Inputs(format!(
+                "a slot mapping of {} entries for {} new tokens",
+                slot_mapping.len(),
+                inputs.num_actual_tokens
+            )));
+        }
+        Ok(Self {
+            inputs,
+            block_table,
+            block_table_stride,
+            slot_mapping,
+            is_prefilling_override: None,
+            hints: BuildHints::default(),
+            extras: vec![],
+        })
+    }
+
+    /// Whether each request still prefills; the group's own answer wins.
+    pub fn is_prefilling(&self) -> Option<&[bool]> {
+        self.is_prefilling_override.as_deref().or(self.inputs.is_prefilling.as_deref())
+    }
+
+    /// What a model added of this type, for the group or for all.
+    pub fn extra<T: 'static>(&self) -> Option<&T> {
+        self.extras.iter().find_map(|e| (**e).downcast_ref()).or_else(|| self.inputs.extra())
+    }
+
     /// Row of a request in the block table.
     pub fn blocks_of(&self, request: usize) -> &[i32] {
         let s = self.block_table_stride;

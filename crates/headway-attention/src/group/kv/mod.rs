@@ -2,5 +2,7 @@
 
 pub mod block_table;
 pub mod layout;
+pub mod merge;
+pub mod page;
 pub mod pool;
 pub mod spec;

@@ -1,5 +1,6 @@
-//! The pool of KV cache memory: raw pages that groups read in their own ways.
+//! Lifetime: the model. The pool of KV cache memory: raw pages that groups read in their own ways.
 
+use super::layout::KvCacheLayout;
 use crate::{AttentionError, AttnLayer, Result};
 use headway_tensor::{DType, DeviceMem, HostBuf};
 use std::sync::Arc;
@@ -31,8 +32,27 @@ pub struct KvHandle {
     pub block_size: usize,
     /// Element type.
     pub dtype: DType,
+    /// The order of the axes, inside a page too: N before H or after.
+    pub layout: KvCacheLayout,
     /// The layer reads another layer's cache and must not write it.
     pub shared: bool,
+}
+
+impl KvHandle {
+    /// The layer's cache inside its buffer.
+    pub fn on<'a>(&self, buf: &'a mut KvBuf) -> KvMut<'a> {
+        KvMut {
+            buf,
+            offset: self.offset,
+            block_stride: self.block_stride,
+            page_bytes: self.page_bytes,
+            num_blocks: self.num_blocks,
+            block_size: self.block_size,
+            dtype: self.dtype,
+            layout: self.layout,
+            shared: self.shared,
+        }
+    }
 }
 
 /// One layer's cache, for writing.
@@ -51,6 +71,8 @@ pub struct KvMut<'a> {
     pub block_size: usize,
     /// Element type.
     pub dtype: DType,
+    /// The order of the axes, inside a page too: N before H or after.
+    pub layout: KvCacheLayout,
     /// The layer reads another layer's cache and must not write it.
     pub shared: bool,
 }
@@ -108,16 +130,7 @@ impl KvPool {
         let missing = || AttentionError::KvCache(format!("attention layer {} has no cache", layer.0));
         let h = self.by_layer.get(layer.0 as usize).ok_or_else(missing)?;
         let buf = self.bufs.get_mut(h.buf).ok_or_else(missing)?;
-        Ok(KvMut {
-            buf,
-            offset: h.offset,
-            block_stride: h.block_stride,
-            page_bytes: h.page_bytes,
-            num_blocks: h.num_blocks,
-            block_size: h.block_size,
-            dtype: h.dtype,
-            shared: h.shared,
-        })
+        Ok(h.on(buf))
     }
 
     /// Bytes of all buffers.

@@ -66,6 +66,15 @@ impl KernelBlockSize {
     }
 }
 
+impl fmt::Display for KernelBlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(n) => write!(f, "{n}"),
+            Self::MultipleOf(n) => write!(f, "MultipleOf({n})"),
+        }
+    }
+}
+
 /// Sizes in steps: `first`, `first + step`, … up to `last`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct SizeRange {

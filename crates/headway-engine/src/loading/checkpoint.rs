@@ -1,0 +1,50 @@
+//! The one view of weight files that model code sees: tensors by name.
+//!
+//! Not for names: an architecture file knows what its tensors are called in each format.
+
+use super::LoadError;
+use headway_tensor::{Weight, WeightType};
+
+/// A set of named tensors, whatever the files behind it. Lives as long as the model is being loaded; the
+/// weights it hands out keep their bytes alive themselves.
+///
+/// ```no_run
+/// use headway_engine::loading;
+/// let model = loading::open("models/tiny-llama".as_ref())?;
+/// let norm = model.checkpoint.get("model.norm.weight")?;
+/// println!("{}: {} values, first {}", norm.name(), norm.elems(), norm.to_f32()[0]);
+/// # Ok::<(), loading::LoadError>(())
+/// ```
+pub trait Checkpoint: Send + Sync {
+    /// The tensor called `name`, without a copy.
+    ///
+    /// # Errors
+    /// [`LoadError::MissingTensor`] with the nearest names; [`LoadError::UnsupportedTensor`] for a type
+    /// that is tolerated in a file as long as nobody asks for the tensor.
+    fn get(&self, name: &str) -> Result<Weight, LoadError>;
+
+    /// Whether there is a tensor called `name`.
+    fn contains(&self, name: &str) -> bool;
+
+    /// All names, in the order of the files.
+    fn names(&self) -> Vec<&str>;
+
+    /// The files and the format in use, in one line.
+    fn describe(&self) -> String;
+
+    /// Bytes of all tensors together.
+    fn total_bytes(&self) -> u64;
+}
+
+/// `210 Q4_1, 61 F32`: how many tensors there are of each type, the most frequent first.
+pub(crate) fn count_types(types: impl Iterator<Item = WeightType>) -> String {
+    let mut counts: Vec<(usize, &'static str)> = Vec::new();
+    for dtype in types {
+        match counts.iter_mut().find(|(_, name)| *name == dtype.name()) {
+            Some((count, _)) => *count += 1,
+            None => counts.push((1, dtype.name())),
+        }
+    }
+    counts.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
+    counts.iter().map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+}

@@ -45,6 +45,7 @@ pub use process::{
     erased::{DynBackend, DynBuilder, EraseAs, ErasedConfig},
     registry::Registry,
     rules::{KindTag, LayerNeed, Refusal, RuleBook},
+    select::{BackendRequest, Selection, select},
 };
 pub use step::{
     build::{StepEntry, StepMetadata, build_step},

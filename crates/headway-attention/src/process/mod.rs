@@ -4,3 +4,4 @@ pub mod backend;
 pub mod erased;
 pub mod registry;
 pub mod rules;
+pub mod select;

@@ -178,6 +178,11 @@ host_backend!(NoWindow, "NO_WINDOW", vec![KernelBlockSize::MultipleOf(64)], |r: 
     ..r
 });
 
+host_backend!(Invariant, "INVARIANT", vec![], |r: RuleBook| RuleBook {
+    supports_batch_invariance: true,
+    ..r
+});
+
 /// A registry of the host backends, most preferred first.
 pub fn registry() -> Registry {
     let mut r = Registry::default();

@@ -186,6 +186,12 @@ pub struct RuleBook {
     pub supports_kv_connector: bool,
     /// Decode context parallelism.
     pub supports_dcp: bool,
+    /// Non-causal attention together with decode context parallelism.
+    pub supports_non_causal_dcp: bool,
+    /// Host query lengths that are only an upper bound of the device's (adaptive verification).
+    pub supports_inexact_query_lens: bool,
+    /// A KV cache dtype that is not set at all.
+    pub supports_unset_kv_cache_dtype: bool,
     /// Prefill context parallelism.
     pub supports_pcp: bool,
     /// `forward` writes new keys and values itself.
@@ -227,6 +233,9 @@ impl Default for RuleBook {
             supports_batch_invariance: false,
             supports_kv_connector: true,
             supports_dcp: false,
+            supports_non_causal_dcp: false,
+            supports_inexact_query_lens: false,
+            supports_unset_kv_cache_dtype: true,
             supports_pcp: false,
             forward_includes_kv_cache_update: true,
             supports_kv_cache_update_bypass: false,

@@ -19,6 +19,18 @@ pub enum AttnType {
     EncoderDecoder,
 }
 
+impl AttnType {
+    /// The field's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Decoder => "decoder",
+            Self::Encoder => "encoder",
+            Self::EncoderOnly => "encoder_only",
+            Self::EncoderDecoder => "encoder_decoder",
+        }
+    }
+}
+
 /// A KV cache dtype by its user-facing name (`auto`, `bfloat16`, `fp8`, `fp8_e4m3`, …).
 #[derive(Clone, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -78,6 +90,8 @@ pub struct LayerNeed {
     pub kv_cache_dtype: Option<KvCacheDType>,
     /// The user's block size in tokens; `None`: not given.
     pub block_size: Option<usize>,
+    /// Whether the layer has a KV cache; rules that concern the cache are not asked otherwise.
+    pub has_cache: bool,
     /// What attends to what.
     pub attn_type: AttnType,
     /// A sliding window, in tokens.
@@ -123,6 +137,7 @@ impl Default for LayerNeed {
             dtype: DType::BF16,
             kv_cache_dtype: None,
             block_size: None,
+            has_cache: true,
             attn_type: AttnType::Decoder,
             sliding_window: None,
             has_sinks: false,

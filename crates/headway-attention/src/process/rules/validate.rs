@@ -1,6 +1,6 @@
 //! Holds a rule book against a layer's needs: every reason against it, in the field's order.
 
-use super::{KernelBlockSize, LayerNeed, Refusal, RuleBook};
+use super::{KernelBlockSize, KindTag, LayerNeed, Refusal, RuleBook};
 
 impl RuleBook {
     /// Whether heads of this size are taken.
@@ -18,71 +18,102 @@ impl RuleBook {
             })
     }
 
-    /// Every reason why the backend does not fit, by the rule book's fields alone.
+    /// Whether a device of this compute capability is taken.
+    pub fn supports_compute_capability(&self, need: &LayerNeed) -> bool {
+        match (need.compute_capability, self.compute_capabilities) {
+            (Some(c), Some((lowest, highest))) => c >= lowest && c <= highest,
+            _ => true,
+        }
+    }
+
+    /// The block size to use where the user gave none: the preferred one, else the engine's default
+    /// where a kernel takes it, else the smallest that the rule book names.
+    pub fn preferred_block_size(&self, default: usize) -> usize {
+        if let Some(n) = self.preferred_block_size {
+            return n;
+        }
+        if self.supports_block_size(default) {
+            return default;
+        }
+        self.kernel_block_sizes
+            .iter()
+            .map(|k| match *k {
+                KernelBlockSize::Exact(n) | KernelBlockSize::MultipleOf(n) => n,
+            })
+            .min()
+            .unwrap_or(default)
+    }
+
+    /// Every reason why the backend does not fit, by the rule book's fields alone. What concerns the
+    /// cache is not asked of a layer without one.
     pub fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
-        let mut r: Vec<Refusal> = vec![];
-        let mut refuse = |wrong: bool, why: Refusal| {
-            if wrong {
-                r.push(why);
-            }
-        };
-        refuse(
-            self.platform != need.platform,
-            format!("runs on {}, not on {}", self.platform, need.platform).into(),
-        );
-        refuse(self.kind != need.kind, format!("{} not supported", need.kind.name()).into());
-        refuse(!self.supports_head_size(need.head_size), "head_size not supported".into());
-        refuse(
-            need.head_size_v != need.head_size && !self.supports_different_v_head_size,
-            "different value head size not supported".into(),
-        );
-        refuse(!self.dtypes.contains(&need.dtype), "dtype not supported".into());
-        refuse(
-            need.kv_cache_dtype.as_ref().is_some_and(|d| !self.kv_cache_dtypes.contains(d)),
-            "kv_cache_dtype not supported".into(),
-        );
-        refuse(
-            need.block_size.is_some_and(|b| !self.supports_block_size(b)),
-            "block_size not supported".into(),
-        );
-        refuse(need.use_sparse && !self.is_sparse, "sparse not supported".into());
-        refuse(
-            need.sliding_window.is_some() && !self.supports_sliding_window,
-            "sliding window not supported".into(),
-        );
-        refuse(need.has_sinks && !self.supports_sinks, "sink setting not supported".into());
-        refuse(
-            need.has_logit_soft_cap && !self.supports_logit_soft_cap,
-            "logit soft cap not supported".into(),
-        );
-        refuse(need.has_alibi && !self.supports_alibi, "ALiBi not supported".into());
-        refuse(
-            need.compute_capability
-                .zip(self.compute_capabilities)
-                .is_some_and(|(c, (lo, hi))| c < lo || c > hi),
-            "compute capability not supported".into(),
-        );
-        refuse(
-            !self.attn_types.contains(&need.attn_type),
-            format!("attention type {} not supported", attn_type_name(need)).into(),
-        );
-        refuse(need.use_non_causal && !self.supports_non_causal, "non-causal attention not supported".into());
-        refuse(
-            need.use_batch_invariant && !self.supports_batch_invariance,
-            "batch invariance not supported".into(),
-        );
-        refuse(need.use_dcp && !self.supports_dcp, "decode context parallelism not supported".into());
-        refuse(need.use_pcp && !self.supports_pcp, "prefill context parallelism not supported".into());
-        r
+        let cached = |wrong: bool| need.has_cache && wrong;
+        let checks: [(bool, &str); 25] = [
+            (!self.supports_head_size(need.head_size), "head_size not supported"),
+            (!self.dtypes.contains(&need.dtype), "dtype not supported"),
+            (cached(!self.supports_kv_cache_dtype(need)), "kv_cache_dtype not supported"),
+            (
+                cached(need.block_size.is_some_and(|b| !self.supports_block_size(b))),
+                "block_size not supported",
+            ),
+            (
+                need.use_mm_prefix && !self.supports_mm_prefix,
+                "partial multimodal token full attention not supported",
+            ),
+            (need.kind != self.kind && need.kind == KindTag::Mla, "MLA not supported"),
+            (need.kind != self.kind && self.kind == KindTag::Mla, "non-MLA not supported"),
+            (need.has_sinks && !self.supports_sinks, "attention sinks not supported"),
+            (need.use_sparse && !self.is_sparse, "sparse not supported"),
+            (!need.use_sparse && self.is_sparse, "non-sparse not supported"),
+            (
+                need.use_per_head_quant_scales && !self.supports_per_head_quant_scales,
+                "per-head quant scales not supported",
+            ),
+            (!self.supports_compute_capability(need), "compute capability not supported"),
+            (!self.attn_types.contains(&need.attn_type), ATTN_TYPE),
+            (need.sliding_window.is_some() && !self.supports_sliding_window, "sliding window not supported"),
+            (need.use_rswa && !self.supports_rswa, "R-SWA not supported"),
+            (need.use_non_causal && !self.supports_non_causal, "non-causal attention not supported"),
+            (
+                need.use_non_causal
+                    && need.use_dcp
+                    && !self.supports_non_causal_dcp
+                    && self.kind == KindTag::Mla,
+                "non-causal MLA attention with DCP not supported",
+            ),
+            (need.use_batch_invariant && !self.supports_batch_invariance, "batch invariance not supported"),
+            (need.use_kv_connector && !self.supports_kv_connector, "KV connector not supported"),
+            (need.use_pcp && !self.supports_pcp, "PCP not supported"),
+            (need.use_dcp && !self.supports_dcp, "DCP not supported"),
+            (
+                need.use_adaptive_verification && !self.supports_inexact_query_lens,
+                "device-cpu query lens mismatch not supported, this is needed for adaptive verification",
+            ),
+            (
+                need.head_size_v != need.head_size && !self.supports_different_v_head_size,
+                "different value head size not supported",
+            ),
+            (need.has_logit_soft_cap && !self.supports_logit_soft_cap, "logit soft cap not supported"),
+            (need.has_alibi && !self.supports_alibi, "ALiBi not supported"),
+        ];
+        let platform = (self.platform != need.platform)
+            .then(|| Refusal::from(format!("runs on {}, not on {}", self.platform, need.platform)));
+        let state = (need.kind != self.kind && [need.kind, self.kind].contains(&KindTag::StateSpace))
+            .then(|| Refusal::from(format!("{} not supported", need.kind.name())));
+        let reasons = checks.into_iter().filter(|(wrong, _)| *wrong).map(|(_, why)| match why {
+            ATTN_TYPE => format!("attention type {} not supported", need.attn_type.name()).into(),
+            why => why.into(),
+        });
+        platform.into_iter().chain(state).chain(reasons).collect()
+    }
+
+    fn supports_kv_cache_dtype(&self, need: &LayerNeed) -> bool {
+        match &need.kv_cache_dtype {
+            None => self.supports_unset_kv_cache_dtype,
+            Some(d) => self.kv_cache_dtypes.contains(d),
+        }
     }
 }
 
-fn attn_type_name(need: &LayerNeed) -> &'static str {
-    use super::AttnType;
-    match need.attn_type {
-        AttnType::Decoder => "decoder",
-        AttnType::Encoder => "encoder",
-        AttnType::EncoderOnly => "encoder_only",
-        AttnType::EncoderDecoder => "encoder_decoder",
-    }
-}
+/// Stands for the reason that names the attention type.
+const ATTN_TYPE: &str = "attention type";

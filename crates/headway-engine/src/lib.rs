@@ -5,3 +5,4 @@ pub mod loading;
 pub mod sampling;
 pub mod scheduler;
 pub mod sources;
+pub mod text;

@@ -4,4 +4,8 @@
 //! A kernel is written once over a small vector trait and compiled for each [`isa::Isa`] behind one
 //! `#[target_feature]` entry; the portable level is the reference for the others.
 
+#[expect(unsafe_code, reason = "functions compiled for an instruction set, and rows split over threads")]
+pub(crate) mod elementwise;
 pub mod isa;
+#[expect(unsafe_code, reason = "SIMD loads from weights of any alignment, and columns split over threads")]
+pub(crate) mod linear;

@@ -1,0 +1,96 @@
+//! [`CpuExec`]: what CPU kernels need of their device: the thread pool and the instruction set.
+//!
+//! Lives as long as the engine and is driven by one thread. Host memory is the device's memory, so it
+//! allocates nothing and copies nothing. Not for the arithmetic: see `ops` and `kernels`.
+
+use crate::{Isa, pool::Pool};
+use headway_tensor::{Device, DeviceMem, Exec, Result, TensorError};
+use std::sync::Arc;
+
+/// How a [`CpuExec`] is made; the default takes what the machine has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads, the calling one included; `None`: one a usable physical core.
+    pub threads: Option<usize>,
+    /// The instruction set; `None`: the best there is, or what `HEADWAY_CPU_ISA` says.
+    pub isa: Option<Isa>,
+    /// Whether a row's result must not depend on what else is in the batch. The linear layers and the
+    /// element-wise operations hold to that always; attention splits its work by it.
+    pub batch_invariant: bool,
+}
+
+/// The host processor as a device.
+#[derive(Debug)]
+pub struct CpuExec {
+    pool: Pool,
+    isa: Isa,
+    batch_invariant: bool,
+}
+
+impl CpuExec {
+    /// Starts the worker threads.
+    ///
+    /// # Errors
+    /// An instruction set that this machine lacks; zero threads, or more than the system gives.
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        let isa = match options.isa {
+            None => Isa::detect().map_err(|e| TensorError::Unsupported(e.to_string()))?,
+            Some(isa) if Isa::available().contains(&isa) => isa,
+            Some(isa) => {
+                let have: Vec<_> = Isa::available().iter().map(|i| i.name()).collect();
+                return Err(TensorError::Unsupported(format!(
+                    "instruction set {isa}: this machine has {}; choose one of these",
+                    have.join(", ")
+                )));
+            }
+        };
+        let pool = Pool::new(options.threads).map_err(TensorError::Unsupported)?;
+        Ok(Self { pool, isa, batch_invariant: options.batch_invariant })
+    }
+
+    /// The threads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The instruction set in force.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Whether batch invariance was asked for.
+    pub fn batch_invariant(&self) -> bool {
+        self.batch_invariant
+    }
+}
+
+impl Exec for CpuExec {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
+        None
+    }
+
+    /// Never reached through the tensors of this device, which are all on the host.
+    fn upload(&self, dst: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {
+        debug_assert!(false, "upload to {:?} through the CPU", dst.device());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_kept_and_impossible_ones_refused() {
+        let options = CpuOptions { threads: Some(2), isa: Some(Isa::Portable), batch_invariant: true };
+        let cx = CpuExec::new(options).unwrap();
+        assert_eq!((cx.pool().threads(), cx.isa(), cx.batch_invariant()), (2, Isa::Portable, true));
+        assert!(CpuExec::new(CpuOptions { threads: Some(0), ..Default::default() }).is_err());
+        let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
+        let e = CpuExec::new(CpuOptions { isa: Some(foreign), ..Default::default() }).unwrap_err();
+        assert!(e.to_string().contains("portable"), "{e}");
+    }
+}

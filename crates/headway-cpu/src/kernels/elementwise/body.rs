@@ -1,0 +1,108 @@
+//! The bodies of the element-wise kernels: plain loops that the compiler vectorises for the
+//! instruction set they are inlined into. Not called directly: see the parent module.
+
+use super::math;
+
+/// Lanes of a sum, whatever the vector length of the machine.
+const LANES: usize = 16;
+
+/// Adds lanes pairwise, halves onto halves.
+#[inline(always)]
+fn reduce(mut lanes: [f32; LANES]) -> f32 {
+    let mut n = LANES / 2;
+    while n > 0 {
+        for i in 0..n {
+            lanes[i] += lanes[i + n];
+        }
+        n /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+pub(super) fn sum_of_squares(x: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for c in chunks {
+        for (l, v) in lanes.iter_mut().zip(c) {
+            *l += v * v;
+        }
+    }
+    for (l, v) in lanes.iter_mut().zip(rest) {
+        *l += v * v;
+    }
+    reduce(lanes)
+}
+
+#[inline(always)]
+pub(super) fn scaled(out: &mut [f32], x: &[f32], scale: f32, weight: &[f32]) {
+    for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *o = x * scale * w;
+    }
+}
+
+#[inline(always)]
+pub(super) fn scaled_in_place(x: &mut [f32], scale: f32, weight: &[f32]) {
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x = *x * scale * w;
+    }
+}
+
+#[inline(always)]
+pub(super) fn add(acc: &mut [f32], x: &[f32]) {
+    for (a, x) in acc.iter_mut().zip(x) {
+        *a += x;
+    }
+}
+
+#[inline(always)]
+fn gate(out: &mut [f32], gate: &[f32], up: &[f32], f: impl Fn(f32) -> f32) {
+    for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
+        *o = f(*g) * u;
+    }
+}
+
+#[inline(always)]
+pub(super) fn silu(out: &mut [f32], g: &[f32], up: &[f32]) {
+    gate(out, g, up, |x| x * math::sigmoid(x));
+}
+
+#[inline(always)]
+pub(super) fn gelu_tanh(out: &mut [f32], g: &[f32], up: &[f32]) {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    gate(out, g, up, |x| 0.5 * x * (1.0 + math::tanh(SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x))));
+}
+
+#[inline(always)]
+pub(super) fn gelu(out: &mut [f32], g: &[f32], up: &[f32]) {
+    gate(out, g, up, |x| 0.5 * x * (1.0 + math::erf(x * std::f32::consts::FRAC_1_SQRT_2)));
+}
+
+#[inline(always)]
+pub(super) fn scale(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
+    }
+}
+
+#[inline(always)]
+pub(super) fn soft_cap(x: &mut [f32], factor: f32, cap: f32) {
+    for x in x {
+        *x = cap * math::tanh(*x * factor / cap);
+    }
+}
+
+#[inline(always)]
+pub(super) fn rope_halves(x: &mut [f32], table: &[[f32; 2]]) {
+    let Some((low, rest)) = x.split_at_mut_checked(table.len()) else { return };
+    for ((a, b), [cos, sin]) in low.iter_mut().zip(rest).zip(table) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+#[inline(always)]
+pub(super) fn rope_interleaved(x: &mut [f32], table: &[[f32; 2]]) {
+    for ([a, b], [cos, sin]) in x.as_chunks_mut::<2>().0.iter_mut().zip(table) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}

@@ -1,0 +1,207 @@
+//! Linear layers on the CPU: weights stay as they lie in the file (memory-mapped, at any alignment),
+//! activations are float32.
+//!
+//! [`CpuLinear`] lives as long as the model. A call splits output columns (and, for many tokens, rows)
+//! over the threads. Every output element is summed in an order that depends only on the row length,
+//! the format and the instruction set: results are batch-invariant always.
+//!
+//! Not for attention, and not for weights that are written to.
+
+mod dense;
+mod entry;
+mod simd;
+
+use crate::{CpuExec, kernels::elementwise::rows::Rows, pool::SharedMut};
+use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight};
+use std::ops::Range;
+
+/// A linear layer in the form of its file: one or more weights with the same input, stacked along
+/// the output.
+pub struct CpuLinear {
+    parts: Vec<Part>,
+    k: usize,
+    n: usize,
+    float: bool,
+}
+
+struct Part {
+    weight: Weight,
+    bias: Option<Vec<f32>>,
+    /// First output column.
+    first: usize,
+}
+
+fn unsupported(text: String) -> TensorError {
+    TensorError::Unsupported(text)
+}
+
+impl CpuLinear {
+    /// Takes the parts in; nothing is copied but the biases.
+    ///
+    /// # Errors
+    /// No parts, weights that are not matrices of one row length, biases of another length, a
+    /// `compute` that is neither `None` nor float32.
+    pub(crate) fn new(_: &CpuExec, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Self> {
+        if let Some(found) = compute.filter(|&c| c != DType::F32) {
+            return Err(TensorError::WrongDType {
+                what: "linear layer's arithmetic on the CPU",
+                found,
+                supported: "float32, or none for the weight's own form",
+            });
+        }
+        let k = parts.first().map(|p| p.weight.cols());
+        let k = k.ok_or_else(|| unsupported("a linear layer without weights".into()))?;
+        let mut layer = Self { parts: Vec::new(), k, n: 0, float: compute.is_some() };
+        for LinearPart { weight, bias } in parts {
+            if weight.shape().len() != 2 || weight.cols() != k {
+                return Err(TensorError::WrongShape {
+                    what: format!("weight '{}' of a linear layer", weight.name()),
+                    found: weight.shape().to_vec(),
+                    expected: format!("[out, {k}]"),
+                });
+            }
+            if let Some(b) = bias.as_ref().filter(|b| b.elems() != weight.rows()) {
+                return Err(TensorError::WrongShape {
+                    what: format!("bias '{}' of a linear layer", b.name()),
+                    found: b.shape().to_vec(),
+                    expected: format!("[{}]", weight.rows()),
+                });
+            }
+            let (first, bias) = (layer.n, bias.map(|b| b.to_f32()));
+            layer.n += weight.rows();
+            layer.parts.push(Part { weight, bias, first });
+        }
+        Ok(layer)
+    }
+
+    /// Output column `row` as float32: for embeddings. `out` has `in_features` elements.
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        let part = self.parts.iter().rev().find(|p| p.first <= row);
+        if let Some(part) = part {
+            if let Err(e) = part.weight.dequantize_row(row - part.first, out) {
+                unreachable!("row and width were checked: {e}");
+            }
+        }
+    }
+
+    /// `out = x · wᵀ + bias`. The callers have checked widths and counts.
+    pub(crate) fn forward(&self, cx: &CpuExec, x: &[f32], xs: &Rows, out: &mut [f32], outs: &Rows) {
+        let m = xs.count();
+        assert!(outs.count() == m && xs.width() == self.k && outs.width() == self.n);
+        if m == 0 {
+            return;
+        }
+        let out = SharedMut::new(out);
+        let plan = Plan::new(self, m, cx.pool().threads());
+        cx.pool().run(plan.tasks(), &|task, _| {
+            let Some((part, rows, m)) = plan.task(self, task) else { return };
+            let job = Job { x, xs, out, outs, k: self.k, m, column: part.first, bias: part.bias.as_deref() };
+            entry::run(cx.isa(), &job, &part.weight, rows);
+        });
+    }
+}
+
+impl Linear for CpuLinear {
+    fn in_features(&self) -> usize {
+        self.k
+    }
+
+    fn out_features(&self) -> usize {
+        self.n
+    }
+
+    fn bytes(&self) -> usize {
+        self.parts.iter().filter_map(|p| p.bias.as_ref()).map(|b| size_of_val(&b[..])).sum()
+    }
+}
+
+/// Up to this many activation rows, floating-point weights are converted in registers.
+const DIRECT_ROWS: usize = 3;
+
+/// How a call is split: steps of weight rows within each part, times steps of activation rows.
+struct Plan {
+    row_step: usize,
+    m_step: usize,
+    m: usize,
+    row_tasks: usize,
+}
+
+impl Plan {
+    fn new(layer: &CpuLinear, m: usize, threads: usize) -> Self {
+        let bytes: usize = layer.parts.iter().map(|p| p.weight.bytes().len()).sum();
+        let row_bytes = (bytes / layer.n).max(1);
+        let row_step = if m <= DIRECT_ROWS {
+            // Tasks of 64 KiB or more: less is over before another thread has begun.
+            layer.n.div_ceil(threads * 8).max((64 << 10) / row_bytes)
+        } else {
+            layer.n.div_ceil(threads * 4).clamp(16, dense::PANEL_ROWS)
+        };
+        let row_step = row_step.next_multiple_of(8);
+        let row_tasks: usize = layer.parts.iter().map(|p| p.weight.rows().div_ceil(row_step)).sum();
+        let m_tasks = (threads * 4).div_ceil(row_tasks).min(m / 48).max(1);
+        let m_step = m.div_ceil(m_tasks);
+        Self { row_step, m_step, m, row_tasks }
+    }
+
+    fn tasks(&self) -> usize {
+        self.row_tasks * self.m.div_ceil(self.m_step)
+    }
+
+    /// Part, weight rows of it, activation rows.
+    fn task<'a>(&self, layer: &'a CpuLinear, task: usize) -> Option<(&'a Part, Range<usize>, Range<usize>)> {
+        let m = task / self.row_tasks * self.m_step;
+        let m = m..self.m.min(m + self.m_step);
+        let mut task = task % self.row_tasks;
+        for part in &layer.parts {
+            let tasks = part.weight.rows().div_ceil(self.row_step);
+            if task < tasks {
+                let rows = task * self.row_step..part.weight.rows().min((task + 1) * self.row_step);
+                return Some((part, rows, m));
+            }
+            task -= tasks;
+        }
+        None
+    }
+}
+
+/// One task's view of a call: activations, output, and which of their rows and columns.
+struct Job<'a> {
+    x: &'a [f32],
+    xs: &'a Rows,
+    out: SharedMut<'a, f32>,
+    outs: &'a Rows,
+    k: usize,
+    /// Activation rows of this task.
+    m: Range<usize>,
+    /// Output column of weight row 0 of the part.
+    column: usize,
+    bias: Option<&'a [f32]>,
+}
+
+impl Job<'_> {
+    /// Activation row `m`: exactly k elements.
+    #[inline(always)]
+    fn x_row(&self, m: usize) -> &[f32] {
+        &self.x[self.xs.range(m)][..self.k]
+    }
+
+    /// Sums of weight rows `n..` for activation row `m`: put there when they are the first block of
+    /// K, added otherwise; after the last block the bias is added.
+    ///
+    /// # Safety
+    /// No other task writes these elements at the same time.
+    #[inline(always)]
+    unsafe fn put(&self, m: usize, n: usize, sums: &[f32], first: bool, last: bool) {
+        let start = self.outs.range(m).start + self.column + n;
+        // SAFETY: the caller's.
+        let out = unsafe { self.out.slice_mut(start..start + sums.len()) };
+        let bias = self.bias.filter(|_| last).map(|b| &b[n..n + sums.len()]);
+        for (i, (o, s)) in out.iter_mut().zip(sums).enumerate() {
+            let sum = if first { *s } else { *o + s };
+            *o = bias.map_or(sum, |b| sum + b[i]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! Linear layers against float64, and the promise that no bit depends on the batch, the tile or the
+//! threads.
+
+use crate::{CpuExec, CpuOptions, Isa};
+use headway_tensor::{
+    DType, LinearPart, Ops, SharedBytes, TensorMut, TensorRef, View, Weight, WeightType, quant::QuantFormat,
+};
+
+fn cx(threads: usize, isa: Isa) -> CpuExec {
+    CpuExec::new(CpuOptions { threads: Some(threads), isa: Some(isa), batch_invariant: false }).unwrap()
+}
+
+/// Pseudo-random bits.
+struct Bits(u64);
+
+impl Bits {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+
+    /// In −1..1.
+    fn float(&mut self) -> f32 {
+        self.next() as f32 / (1u32 << 30) as f32 - 1.0
+    }
+}
+
+/// A valid weight with every bit pattern of quants and scales that its format allows, at an odd address.
+fn weight(dtype: WeightType, n: usize, k: usize, seed: u64) -> Weight {
+    let mut bits = Bits(seed);
+    let mut bytes: Vec<u8> = match dtype {
+        WeightType::F32 => (0..n * k).flat_map(|_| bits.float().to_le_bytes()).collect(),
+        WeightType::F16 => {
+            (0..n * k).flat_map(|_| half::f16::from_f32(bits.float()).to_bits().to_le_bytes()).collect()
+        }
+        WeightType::BF16 => {
+            (0..n * k).flat_map(|_| half::bf16::from_f32(bits.float()).to_bits().to_le_bytes()).collect()
+        }
+        WeightType::Quant(f) => {
+            let mut bytes: Vec<u8> = (0..f.bytes_for(n * k).unwrap()).map(|_| bits.next() as u8).collect();
+            for block in bytes.chunks_exact_mut(f.block_bytes()) {
+                for at in halves(f) {
+                    let scale = half::f16::from_f32(bits.float() * 0.01);
+                    block[*at..at + 2].copy_from_slice(&scale.to_bits().to_le_bytes());
+                }
+            }
+            bytes
+        }
+    };
+    let len = bytes.len();
+    bytes.insert(0, 0);
+    Weight::new("w", dtype, vec![n, k], SharedBytes::new(bytes).slice(1..len + 1).unwrap()).unwrap()
+}
+
+/// Where a block's half-precision numbers lie: random bits there would be infinities.
+fn halves(f: QuantFormat) -> &'static [usize] {
+    match f {
+        QuantFormat::Q8_0 | QuantFormat::Q4_0 | QuantFormat::Q5_0 => &[0],
+        QuantFormat::Q4_1 | QuantFormat::Q5_1 | QuantFormat::Q4_K | QuantFormat::Q5_K => &[0, 2],
+        QuantFormat::Q2_K => &[80, 82],
+        QuantFormat::Q3_K => &[108],
+        QuantFormat::Q6_K => &[208],
+    }
+}
+
+fn activations(m: usize, k: usize, seed: u64) -> Vec<f32> {
+    let mut bits = Bits(seed);
+    (0..m * k).map(|_| bits.float() * 3.0).collect()
+}
+
+fn run(cx: &CpuExec, parts: Vec<LinearPart>, compute: Option<DType>, x: &[f32], m: usize) -> Vec<f32> {
+    let layer = cx.load_linear(parts, compute).unwrap();
+    let (k, n) = (layer.in_features(), layer.out_features());
+    let mut out = vec![f32::NAN; m * n];
+    let view = TensorMut::from_host(&mut out, &[m, n]).unwrap();
+    cx.linear(&*layer, TensorRef::from_host(&x[..m * k], &[m, k]).unwrap(), view).unwrap();
+    out
+}
+
+fn part(weight: &Weight, bias: Option<&[f32]>) -> LinearPart {
+    let bias = bias.map(|b| Weight::from_f32("b", vec![b.len()], b).unwrap());
+    LinearPart { weight: weight.clone(), bias }
+}
+
+fn types() -> impl Iterator<Item = WeightType> {
+    [WeightType::F32, WeightType::F16, WeightType::BF16]
+        .into_iter()
+        .chain(QuantFormat::ALL.into_iter().map(WeightType::Quant))
+}
+
+/// Float64 products of the dequantised weight, and per element the sum of magnitudes.
+fn exact(w: &Weight, x: &[f32], m: usize) -> Vec<(f64, f64)> {
+    let (k, rows) = (w.cols(), w.to_f32());
+    let products = |x: &[f32], w: &[f32]| {
+        x.iter().zip(w).fold((0.0, 0.0), |(sum, mag), (&x, &w)| {
+            let p = f64::from(x) * f64::from(w);
+            (sum + p, mag + p.abs())
+        })
+    };
+    (0..m)
+        .flat_map(|i| rows.chunks(k).map(|w| products(&x[i * k..(i + 1) * k], w)).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Row lengths that end inside vectors, blocks of K, and quantised blocks.
+fn row_lengths(dtype: WeightType) -> &'static [usize] {
+    match dtype.block_elems() {
+        1 => &[1, 7, 13, 24, 64, 100, 576, 1500],
+        32 => &[32, 96, 576, 1536],
+        _ => &[256, 768, 1536],
+    }
+}
+
+#[test]
+fn float32_arithmetic_is_close_to_float64() {
+    for dtype in types() {
+        for &k in row_lengths(dtype) {
+            let (m, n) = (7, 21);
+            let (w, x) = (weight(dtype, n, k, 1), activations(m, k, 2));
+            for &isa in Isa::available() {
+                let out = run(&cx(1, isa), vec![part(&w, None)], Some(DType::F32), &x, m);
+                for (i, (o, (e, magnitude))) in out.iter().zip(exact(&w, &x, m)).enumerate() {
+                    assert!(
+                        (f64::from(*o) - e).abs() <= 1e-6 * magnitude + 1e-30,
+                        "{dtype} {k} {isa} {i}: {o} {e}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_bit_depends_on_batch_tile_or_threads() {
+    for dtype in types() {
+        for compute in [None, Some(DType::F32)] {
+            let k = row_lengths(dtype).last().copied().unwrap();
+            let n = 45;
+            let (w, x) = (weight(dtype, n, k, 3), activations(33, k, 4));
+            for &isa in Isa::available() {
+                let one = cx(1, isa);
+                let alone: Vec<f32> = (0..33)
+                    .flat_map(|i| run(&one, vec![part(&w, None)], compute, &x[i * k..(i + 1) * k], 1))
+                    .collect();
+                for m in 1..=33 {
+                    let out = run(&one, vec![part(&w, None)], compute, &x, m);
+                    assert!(out == alone[..m * n], "{dtype} {compute:?} {isa}: {m} rows");
+                }
+                for threads in [2, 3] {
+                    for m in [1, 2, 5, 33] {
+                        let out = run(&cx(threads, isa), vec![part(&w, None)], compute, &x, m);
+                        assert!(
+                            out == alone[..m * n],
+                            "{dtype} {compute:?} {isa}: {threads} threads, {m} rows"
+                        );
+                    }
+                }
+                // Alone, two rows of the weight give what they gave among the others.
+                let few = w.slice_rows(17..19).unwrap();
+                let out = run(&one, vec![part(&few, None)], compute, &x, 33);
+                let same = (0..33).all(|i| out[i * 2..i * 2 + 2] == alone[i * n + 17..i * n + 19]);
+                assert!(same, "{dtype} {compute:?} {isa}: fewer columns");
+            }
+        }
+    }
+}
+
+#[test]
+fn many_rows_are_split_over_threads_too() {
+    let (m, n, k) = (301, 24, 64);
+    let (w, x) = (weight(WeightType::BF16, n, k, 5), activations(m, k, 6));
+    for &isa in Isa::available() {
+        let one = run(&cx(1, isa), vec![part(&w, None)], None, &x, m);
+        assert_eq!(run(&cx(3, isa), vec![part(&w, None)], None, &x, m), one);
+    }
+}
+
+#[test]
+fn parts_are_stacked_and_biases_added_last() {
+    let (k, m) = (256, 5);
+    let (a, b) = (weight(WeightType::Quant(QuantFormat::Q4_K), 10, k, 7), weight(WeightType::F16, 3, k, 8));
+    let (x, bias) = (activations(m, k, 9), [1.0, -2.0, 4.0]);
+    let cx = cx(2, Isa::of_machine());
+    for m in [1, 3, m] {
+        let both = run(&cx, vec![part(&a, None), part(&b, Some(&bias))], None, &x, m);
+        let first = run(&cx, vec![part(&a, None)], None, &x, m);
+        let second = run(&cx, vec![part(&b, None)], None, &x, m);
+        for i in 0..m {
+            assert_eq!(both[i * 13..i * 13 + 10], first[i * 10..i * 10 + 10]);
+            let with_bias: Vec<f32> = (0..3).map(|j| second[i * 3 + j] + bias[j]).collect();
+            assert_eq!(both[i * 13 + 10..i * 13 + 13], with_bias);
+        }
+    }
+}
+
+#[test]
+fn strided_input_and_output() {
+    let (k, n) = (64, 8);
+    let (w, x) = (weight(WeightType::F32, n, k, 10), activations(4, 2 * k, 11));
+    let cx = cx(1, Isa::of_machine());
+    let layer = cx.load_linear(vec![part(&w, None)], None).unwrap();
+    let mut out = vec![7f32; 4 * 20];
+    let view = TensorMut::from_host(&mut out, &[4, 20]).unwrap().cols(5..13).unwrap();
+    let input = TensorRef::from_host(&x, &[4, 2 * k]).unwrap().cols(k..2 * k).unwrap();
+    cx.linear(&*layer, input, view).unwrap();
+    for i in 0..4 {
+        let alone = run(&cx, vec![part(&w, None)], None, &x[(2 * i + 1) * k..], 1);
+        assert_eq!(out[i * 20 + 5..i * 20 + 13], alone);
+        assert!(out[i * 20..i * 20 + 5].iter().chain(&out[i * 20 + 13..(i + 1) * 20]).all(|&v| v == 7.0));
+    }
+}
+
+#[test]
+fn embedding_gives_dequantised_rows() {
+    for dtype in types() {
+        let w = weight(dtype, 9, 256, 12);
+        let cx = cx(2, Isa::of_machine());
+        let layer = cx.load_linear(vec![part(&w, None)], None).unwrap();
+        let mut out = vec![0f32; 3 * 256];
+        let ids = View::from_vec(vec![8, 0, 4]);
+        cx.embed(&*layer, &ids, 2.0, TensorMut::from_host(&mut out, &[3, 256]).unwrap()).unwrap();
+        let rows = w.to_f32();
+        for (i, id) in [8, 0, 4].into_iter().enumerate() {
+            let expected: Vec<f32> = rows[id * 256..(id + 1) * 256].iter().map(|v| v * 2.0).collect();
+            assert_eq!(out[i * 256..(i + 1) * 256], expected, "{dtype}");
+        }
+        let outside = View::from_vec(vec![9]);
+        let e = cx.embed(&*layer, &outside, 1.0, TensorMut::from_host(&mut out[..256], &[1, 256]).unwrap());
+        assert!(e.unwrap_err().to_string().contains("token id 9"));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let cx = cx(1, Isa::of_machine());
+    assert!(cx.load_linear(vec![], None).is_err());
+    let (a, b) = (weight(WeightType::F32, 4, 8, 1), weight(WeightType::F32, 4, 9, 1));
+    assert!(cx.load_linear(vec![part(&a, None), part(&b, None)], None).is_err());
+    assert!(cx.load_linear(vec![part(&a, Some(&[1.0]))], None).is_err());
+    assert!(cx.load_linear(vec![part(&a, None)], Some(DType::I8)).is_err());
+    let layer = cx.load_linear(vec![part(&a, None)], None).unwrap();
+    let x = TensorRef::from_host(&[0f32; 9], &[1, 9]).unwrap();
+    let mut out = [0f32; 4];
+    assert!(cx.linear(&*layer, x, TensorMut::from_host(&mut out, &[1, 4]).unwrap()).is_err());
+}

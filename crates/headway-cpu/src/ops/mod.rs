@@ -1,0 +1,174 @@
+//! The operations that models call, on the CPU. Activations are float32; weights keep the type of
+//! their file. Here: checks of shapes and types, and the split over threads. The arithmetic is in
+//! `kernels`. Not for attention.
+
+mod check;
+
+use crate::{
+    CpuExec,
+    kernels::{elementwise as kernel, linear::CpuLinear},
+};
+use check::{expect, f32_mut, f32_ref, host_ids, in_range, same_rows, width_of};
+use headway_tensor::{
+    Activation, DType, Linear, LinearPart, Ops, Result, RopeStyle, Tensor, TensorError, TensorMut, TensorRef,
+    View,
+};
+use std::{any::Any, sync::Arc};
+
+fn cpu_linear<'a>(w: &'a dyn Linear, what: &str) -> Result<&'a CpuLinear> {
+    (w as &dyn Any).downcast_ref().ok_or_else(|| {
+        TensorError::Unsupported(format!("{what}: the weight was loaded for another device than the CPU"))
+    })
+}
+
+/// 1 / sqrt(mean of squares + eps).
+fn rms_scale(isa: crate::Isa, x: &[f32], eps: f32) -> f32 {
+    1.0 / (kernel::sum_of_squares(isa, x) / x.len() as f32 + eps).sqrt()
+}
+
+impl Ops for CpuExec {
+    fn load_linear(&self, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Arc<dyn Linear>> {
+        Ok(Arc::new(CpuLinear::new(self, parts, compute)?))
+    }
+
+    fn linear(&self, w: &dyn Linear, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
+        let w = cpu_linear(w, "linear")?;
+        let (xs, x) = f32_ref("linear input", x)?;
+        let (rows, out) = f32_mut("linear output", out)?;
+        expect("linear input", &[xs.heads(), xs.width()], &[1, w.in_features()])?;
+        expect("linear output", &[rows.count(), rows.width()], &[xs.count(), w.out_features()])?;
+        w.forward(self, x, &xs, out, &rows);
+        Ok(())
+    }
+
+    fn embed(&self, table: &dyn Linear, ids: &View<i32>, scale: f32, out: TensorMut<'_>) -> Result<()> {
+        let table = cpu_linear(table, "embed")?;
+        let ids = host_ids("embed", ids)?;
+        let (rows, out) = f32_mut("embed output", out)?;
+        expect("embed output", &[rows.count(), rows.width()], &[ids.len(), table.in_features()])?;
+        in_range("embed: token id", ids, table.out_features())?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), out, &|i, row| {
+            table.row(ids[i] as usize, row);
+            if scale != 1.0 {
+                kernel::scale(isa, row, scale);
+            }
+        });
+        Ok(())
+    }
+
+    fn rms_norm(&self, x: TensorRef<'_>, weight: &Tensor, eps: f32, out: TensorMut<'_>) -> Result<()> {
+        let (xs, x) = f32_ref("rms_norm", x)?;
+        let (rows, out) = f32_mut("rms_norm", out)?;
+        same_rows("rms_norm", &xs, &rows)?;
+        let weight = width_of("rms_norm", weight, rows.width())?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), out, &|i, out| {
+            let x = xs.of(x, i);
+            kernel::scaled(isa, out, x, rms_scale(isa, x, eps), weight);
+        });
+        Ok(())
+    }
+
+    fn rms_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, eps: f32) -> Result<()> {
+        let (rows, x) = f32_mut("rms_norm", x)?;
+        let weight = width_of("rms_norm", weight, rows.width())?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), x, &|_, x| {
+            let scale = rms_scale(isa, x, eps);
+            kernel::scaled_in_place(isa, x, scale, weight);
+        });
+        Ok(())
+    }
+
+    fn add_rms_norm(
+        &self,
+        residual: TensorMut<'_>,
+        x: TensorRef<'_>,
+        weight: &Tensor,
+        eps: f32,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        let (xs, x) = f32_ref("add_rms_norm", x)?;
+        let (residual_rows, residual) = f32_mut("add_rms_norm residual", residual)?;
+        let (rows, out) = f32_mut("add_rms_norm", out)?;
+        same_rows("add_rms_norm", &xs, &rows)?;
+        same_rows("add_rms_norm residual", &residual_rows, &rows)?;
+        let weight = width_of("add_rms_norm", weight, rows.width())?;
+        let isa = self.isa();
+        rows.for_each_pair(self.pool(), out, &residual_rows, residual, &|i, out, residual| {
+            kernel::add(isa, residual, xs.of(x, i));
+            kernel::scaled(isa, out, residual, rms_scale(isa, residual, eps), weight);
+        });
+        Ok(())
+    }
+
+    fn add(&self, acc: TensorMut<'_>, x: TensorRef<'_>) -> Result<()> {
+        let (xs, x) = f32_ref("add", x)?;
+        let (rows, acc) = f32_mut("add", acc)?;
+        same_rows("add", &xs, &rows)?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), acc, &|i, acc| kernel::add(isa, acc, xs.of(x, i)));
+        Ok(())
+    }
+
+    fn rope(&self, x: TensorMut<'_>, positions: &View<i32>, table: &Tensor, style: RopeStyle) -> Result<()> {
+        let (rows, x) = f32_mut("rope", x)?;
+        let positions = host_ids("rope", positions)?;
+        let heads = rows.heads().max(1);
+        expect("rope positions", &[positions.len()], &[rows.count() / heads])?;
+        let (table_rows, half, pairs) = check::rope_table(table, rows.width())?;
+        in_range("rope: position", positions, table_rows)?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), x, &|i, head| {
+            let first = positions[i / heads] as usize * half;
+            let table = &pairs[first..first + half];
+            match style {
+                RopeStyle::Halves => kernel::rope_halves(isa, head, table),
+                RopeStyle::Interleaved => kernel::rope_interleaved(isa, head, table),
+            }
+        });
+        Ok(())
+    }
+
+    fn gated(&self, activation: Activation, gate_up: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
+        let (xs, x) = f32_ref("gated", gate_up)?;
+        let (rows, out) = f32_mut("gated", out)?;
+        expect("gated output", &[rows.count(), 2 * rows.width()], &[xs.count(), xs.width()])?;
+        let isa = self.isa();
+        let f = match activation {
+            Activation::Silu => kernel::silu,
+            Activation::GeluTanh => kernel::gelu_tanh,
+            Activation::Gelu => kernel::gelu,
+        };
+        rows.for_each(self.pool(), out, &|i, out| {
+            let (gate, up) = xs.of(x, i).split_at(out.len());
+            f(isa, out, gate, up);
+        });
+        Ok(())
+    }
+
+    fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()> {
+        let (xs, x) = f32_ref("gather_rows", x)?;
+        let ids = host_ids("gather_rows", rows)?;
+        let (rows, out) = f32_mut("gather_rows", out)?;
+        expect("gather_rows output", &[rows.count(), rows.width()], &[ids.len(), xs.width()])?;
+        in_range("gather_rows: row", ids, xs.count())?;
+        rows.for_each(self.pool(), out, &|i, out| out.copy_from_slice(xs.of(x, ids[i] as usize)));
+        Ok(())
+    }
+
+    fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()> {
+        let (rows, x) = f32_mut("scale_and_cap", x)?;
+        let isa = self.isa();
+        match cap {
+            Some(cap) => rows.for_each(self.pool(), x, &|_, x| kernel::soft_cap(isa, x, factor, cap)),
+            None if factor == 1.0 => {}
+            None => rows.for_each(self.pool(), x, &|_, x| kernel::scale(isa, x, factor)),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,9 @@ mod prefix;
 mod stats;
 mod table;
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 pub use error::KvError;
 pub use hash::{BlockHash, BlockHashes};
 pub use manager::{Admission, KvCacheManager};

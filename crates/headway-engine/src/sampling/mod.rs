@@ -17,6 +17,9 @@ mod sampler;
 mod select;
 mod softmax;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::{ParamsError, SamplingError};
 pub use logprobs::{Logprobs, TokenLogprob, logprobs};
 pub use params::{MAX_LOGPROBS, SamplingParams};

@@ -50,7 +50,7 @@ pub struct Sampler {
     entries: Vec<Entry>,
     /// The row before penalties, kept only where log-probabilities are asked for.
     raw: Vec<f32>,
-    bins: Vec<f64>,
+    bins: Vec<select::Bin>,
     /// One bit a token: already penalised in this row. All zero between rows.
     seen: Vec<u64>,
 }
@@ -149,24 +149,15 @@ impl Sampler {
         }
         if params.top_k > 0 && params.top_k < logits.len() {
             select::top_k(logits, params.top_k, &mut self.entries);
-            let cut = self.entries.iter().copied().max_by(Entry::order);
-            self.cut(logits, cut);
+            if let Some(cut) = self.entries.iter().max_by(|a, b| a.order(b)) {
+                cut.apply(logits, &mut self.weights);
+            }
         }
         if params.top_p < 1.0 {
             let need = softmax::sum(&self.weights) * f64::from(params.top_p);
-            let cut = select::top_p(&self.weights, need, &mut self.bins, &mut self.entries);
-            if let Some(cut) = cut {
-                let kept = |(index, w): (u32, &mut f32)| *w = if cut.keeps(*w, index) { *w } else { 0.0 };
-                (0..).zip(&mut self.weights).for_each(kept);
+            if let Some(cut) = select::top_p(&self.weights, need, &mut self.bins, &mut self.entries) {
+                cut.apply_to(&mut self.weights);
             }
-        }
-    }
-
-    /// Drops the tokens whose logits are below the cut.
-    fn cut(&mut self, logits: &[f32], cut: Option<Entry>) {
-        let Some(cut) = cut else { return };
-        for ((index, logit), weight) in (0..).zip(logits).zip(&mut self.weights) {
-            *weight = if cut.keeps(*logit, index) { *weight } else { 0.0 };
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use super::softmax;
+use super::softmax::{self, GLANCE};
 
 /// A value and its index.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,9 +20,23 @@ impl Entry {
         other.value.partial_cmp(&self.value).unwrap_or(Ordering::Equal).then(self.index.cmp(&other.index))
     }
 
-    /// Whether an entry is at least as likely as this cut.
-    pub(super) fn keeps(&self, value: f32, index: u32) -> bool {
-        value > self.value || (value == self.value && index <= self.index)
+    /// Sets to 0 the weights of the entries that are less likely than this cut. `values` are what the cut was made from.
+    pub(super) fn apply(&self, values: &[f32], weights: &mut [f32]) {
+        // Up to the cut's own place its equals stay, behind it they go: two loops without an index in them.
+        let split = (self.index as usize + 1).min(values.len());
+        for (value, weight) in values[..split].iter().zip(&mut weights[..split]) {
+            *weight = if *value >= self.value { *weight } else { 0.0 };
+        }
+        for (value, weight) in values[split..].iter().zip(&mut weights[split..]) {
+            *weight = if *value > self.value { *weight } else { 0.0 };
+        }
+    }
+
+    /// As [`Self::apply`], for a cut made from the weights themselves.
+    pub(super) fn apply_to(&self, weights: &mut [f32]) {
+        let split = (self.index as usize + 1).min(weights.len());
+        weights[..split].iter_mut().for_each(|w| *w = if *w >= self.value { *w } else { 0.0 });
+        weights[split..].iter_mut().for_each(|w| *w = if *w > self.value { *w } else { 0.0 });
     }
 }
 
@@ -31,10 +45,10 @@ pub(super) fn top_k(values: &[f32], k: usize, found: &mut Vec<Entry>) {
     found.clear();
     let room = k.saturating_mul(2).clamp(64, values.len().max(64));
     let mut threshold = f32::NEG_INFINITY;
-    for (start, chunk) in (0..).step_by(softmax::CHUNK / 16).zip(values.chunks(softmax::CHUNK / 16)) {
-        // Most chunks have nothing above the threshold, which this check finds without a branch per element. Equal values
-        // have a higher index than those that made the threshold, so only larger ones matter.
-        if found.len() >= k && !any_above(chunk, threshold) {
+    for (start, chunk) in (0..).step_by(GLANCE).zip(values.chunks(GLANCE)) {
+        // Most chunks have nothing above the threshold. Equal values have a higher index than those that made the
+        // threshold, so only larger ones matter.
+        if found.len() >= k && !softmax::any(chunk, |value| value > threshold) {
             continue;
         }
         for (index, &value) in (start..).zip(chunk) {
@@ -49,10 +63,6 @@ pub(super) fn top_k(values: &[f32], k: usize, found: &mut Vec<Entry>) {
     if found.len() > k {
         keep_best(found, k);
     }
-}
-
-fn any_above(chunk: &[f32], threshold: f32) -> bool {
-    chunk.iter().fold(false, |any, value| any | (*value > threshold))
 }
 
 /// Keeps the `k` best entries and returns the value of the worst of them.
@@ -71,33 +81,51 @@ fn keep_best(found: &mut Vec<Entry>, k: usize) -> f32 {
 pub(super) fn top_p(
     weights: &[f32],
     need: f64,
-    bins: &mut Vec<f64>,
+    bins: &mut Vec<Bin>,
     found: &mut Vec<Entry>,
 ) -> Option<Entry> {
-    bins.clear();
-    bins.resize(NUM_BINS, 0.0);
-    for &weight in weights {
-        bins[bin(weight)] += f64::from(weight);
-    }
+    fill_bins(weights, bins);
     let mut before = 0.0;
+    // Bin 0 has the weights of 0.
     let reached = (1..NUM_BINS).rev().find(|&b| {
-        let reached = before + bins[b] >= need;
-        before += if reached { 0.0 } else { bins[b] };
+        let sum: f64 = bins[b].iter().sum();
+        let reached = before + sum >= need;
+        before += if reached { 0.0 } else { sum };
         reached
     })?;
     found.clear();
-    let inside = (0..).zip(weights).filter(|(_, w)| bin(**w) == reached);
-    found.extend(inside.map(|(index, &value)| Entry { value, index }));
+    for (start, chunk) in (0..).step_by(GLANCE).zip(weights.chunks(GLANCE)) {
+        if softmax::any(chunk, |w| bin(w) == reached) {
+            let inside = (start..).zip(chunk).filter(|(_, w)| bin(**w) == reached);
+            found.extend(inside.map(|(index, &value)| Entry { value, index }));
+        }
+    }
     Some(reach(found, need - before))
 }
 
-/// The leading bits of a weight of `[0, 1]`: sign, exponent and five bits of the fraction.
-const BIN_SHIFT: u32 = 18;
+/// The sum of a bin, in parts: neighbours often fall into one bin, and one sum would have to wait for the other.
+pub(super) type Bin = [f64; 4];
+
+/// The leading bits of a weight of `[0, 1]`: sign, exponent and four bits of the fraction.
+const BIN_SHIFT: u32 = 19;
 const NUM_BINS: usize = (0x3F80_0000 >> BIN_SHIFT) + 1;
 
 #[inline(always)]
 fn bin(weight: f32) -> usize {
     ((weight.to_bits() >> BIN_SHIFT) as usize).min(NUM_BINS - 1)
+}
+
+fn fill_bins(weights: &[f32], bins: &mut Vec<Bin>) {
+    bins.clear();
+    bins.resize(NUM_BINS, Bin::default());
+    // After top-k or min-p nearly all weights are 0.
+    for chunk in weights.chunks(GLANCE).filter(|chunk| softmax::any(chunk, |w| w > 0.0)) {
+        for four in chunk.chunks(4) {
+            for (part, &weight) in four.iter().enumerate() {
+                bins[bin(weight)][part] += f64::from(weight);
+            }
+        }
+    }
 }
 
 /// The last of the fewest most likely of `found` whose weights reach `need`; the very last if rounding leaves a rest.

@@ -46,7 +46,18 @@ pub(super) fn max_logit(logits: &[f32]) -> Result<f32, SamplingError> {
 
 /// The first index that holds `value`; 0 when none does.
 pub(super) fn index_of(logits: &[f32], value: f32) -> usize {
-    logits.iter().position(|x| *x == value).unwrap_or(0)
+    let chunk = logits.chunks(GLANCE).position(|chunk| any(chunk, |x| x == value)).unwrap_or(0);
+    let start = chunk * GLANCE;
+    start + logits[start..].iter().position(|x| *x == value).unwrap_or(0)
+}
+
+/// Elements that [`any`] looks at together.
+pub(super) const GLANCE: usize = 64;
+
+/// Whether any element is wanted; looks at all of them, which is faster for [`GLANCE`] elements than stopping early.
+#[inline(always)]
+pub(super) fn any(chunk: &[f32], wanted: impl Fn(f32) -> bool) -> bool {
+    chunk.iter().fold(false, |any, x| any | wanted(*x))
 }
 
 /// e^x for x ≤ 0 to about one unit in the last place; 0 below -87, where the result would be subnormal.
@@ -57,7 +68,7 @@ pub(super) fn exp_nonpositive(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
     const LN2_HIGH: f32 = 0.693_359_375;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let clamped = if x > -87.0 { x } else { -87.0 };
+    let clamped = x.max(-87.0);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
@@ -68,8 +79,10 @@ pub(super) fn exp_nonpositive(x: f32) -> f32 {
     let p = p * r + 1.0 / 6.0;
     let p = p * r + 0.5;
     let e = (p * r) * r + r + 1.0;
-    let scale = f32::from_bits(((n as i32 + 127) as u32) << 23);
-    if x > -87.0 { e * scale } else { 0.0 }
+    // The low bits of `shifted` hold n; shifted up they are n in the place of the exponent.
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    // A mask and not a branch, which would keep the loop from being vectorised.
+    f32::from_bits((e * scale).to_bits() & u32::from(x > -87.0).wrapping_neg())
 }
 
 /// Sum of one chunk of at most [`CHUNK`] elements.

@@ -18,6 +18,9 @@ mod schedule;
 mod stats;
 mod step;
 
+#[cfg(test)]
+mod tests;
+
 pub use config::SchedulerConfig;
 pub use error::SchedulerError;
 pub use plan::{BatchClass, ScheduledRequest, StepPlan};

@@ -1,0 +1,6 @@
+//! Tests of the scheduler with a fake model that reads its own cache.
+
+mod cases;
+mod fake;
+mod preemption;
+mod properties;

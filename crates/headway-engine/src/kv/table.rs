@@ -68,8 +68,9 @@ impl GroupTable {
             return;
         }
         let known = hashes.upto(size, num_full, tokens);
-        for block in self.num_filed.max(self.first_live)..num_full {
-            pool.file(self.blocks[block], (group as u32, known[block]));
+        let first = self.num_filed.max(self.first_live);
+        for (page, hash) in self.blocks.iter().zip(known).skip(first) {
+            pool.file(*page, (group as u32, *hash));
         }
         self.num_filed = num_full;
     }

@@ -66,7 +66,7 @@ pub(super) fn any(chunk: &[f32], wanted: impl Fn(f32) -> bool) -> bool {
 #[inline(always)]
 pub(super) fn exp_nonpositive(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0; // ln 2 in few bits, so that n times it is exact
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = x.max(-87.0);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;

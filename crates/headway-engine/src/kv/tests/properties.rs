@@ -43,7 +43,7 @@ fn group_sets() -> impl Strategy<Value = Vec<KvGroupPolicy>> {
 fn prompt(seed: u16) -> Vec<u32> {
     let (family, len) = (u32::from(seed % 3), 1 + usize::from(seed / 3 % 29));
     let mut tokens: Vec<u32> = (0..len as u32).map(|i| family * 100 + i).collect();
-    if seed % 5 == 0 {
+    if seed.is_multiple_of(5) {
         tokens[len / 2] = 7;
     }
     tokens

@@ -1,0 +1,9 @@
+//! Any bytes as a GGUF file. The body also runs on stable, in the engine's `fuzz_headers` test.
+#![no_main]
+
+use headway_engine::loading::fuzz;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    fuzz::gguf_header(data);
+});

@@ -78,6 +78,9 @@ pub enum AttentionError {
     /// Start-up can't arrange the KV cache as asked.
     #[error("{0}")]
     KvCache(String),
+    /// The graph mode that was asked for can't be had, or a batch fits no captured graph's claim.
+    #[error("{0}")]
+    Graph(String),
     /// A tensor's device, dtype or shape.
     #[error(transparent)]
     Tensor(#[from] TensorError),

@@ -25,7 +25,7 @@ pub mod step;
 pub use error::{AttentionError, Result};
 pub use group::{
     builder::{BuilderPlan, ContextParallel, DecodeSplit, GroupInfo, MetadataBuilder},
-    graph::GraphSupport,
+    graph::{GraphMode, GraphSupport},
     groups::AttentionGroup,
     kv::{
         layout::KvCacheLayout,

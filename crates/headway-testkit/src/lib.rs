@@ -7,6 +7,7 @@
 
 pub mod reference;
 pub mod rng;
+pub mod suite;
 pub mod tolerance;
 
 pub use reference::{Answer, PagedBatch, Params, Request, attend, attend_paged};

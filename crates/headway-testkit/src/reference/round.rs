@@ -108,6 +108,6 @@ mod tests {
     fn scales_apply_to_8_bits_alone() {
         assert_eq!(through_cache(DType::F8E4M3, 0.5, 8.5), 8.0);
         assert_eq!(through_cache(DType::F32, 0.5, 8.4), f64::from(8.4f32));
-        assert_eq!(round_to(DType::BF16, 1.00390625), 1.0);
+        assert_eq!(round_to(DType::BF16, 1.0 + 0.5f32.powi(8)), 1.0);
     }
 }

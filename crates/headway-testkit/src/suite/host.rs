@@ -1,0 +1,73 @@
+//! How the suite gets bytes to and from a backend's memory: the one seam between it and a device.
+
+use headway_attention::{KvBuf, Result};
+use headway_tensor::{Exec, HostBuf, Tensor, TensorError};
+
+/// Moves bytes between the host and where a backend's kernels read and write. [`HostMemory`] is for
+/// backends of the CPU; a device crate brings its own.
+pub trait HostAccess {
+    /// A KV cache buffer with these bytes.
+    ///
+    /// # Errors
+    /// No memory.
+    fn new_cache(&self, exec: &dyn Exec, bytes: &[u8]) -> Result<KvBuf>;
+
+    /// All bytes of a KV cache buffer, after everything that was queued on `exec`.
+    ///
+    /// # Errors
+    /// A buffer that isn't this device's.
+    fn read_cache(&self, exec: &dyn Exec, cache: &KvBuf) -> Result<Vec<u8>>;
+
+    /// All bytes of a tensor, after everything that was queued on `exec`.
+    ///
+    /// # Errors
+    /// A tensor that isn't this device's.
+    fn read_tensor(&self, exec: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>>;
+}
+
+/// Memory that is the host's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostMemory;
+
+fn elsewhere(device: headway_tensor::Device) -> headway_attention::AttentionError {
+    TensorError::WrongDevice {
+        what: "the suite's host access",
+        found: device,
+        expected: headway_tensor::Device::CPU,
+    }
+    .into()
+}
+
+impl HostAccess for HostMemory {
+    fn new_cache(&self, exec: &dyn Exec, bytes: &[u8]) -> Result<KvBuf> {
+        match exec.alloc(0) {
+            None => Ok(KvBuf::Host(HostBuf::copy_of(bytes)?)),
+            Some(_) => Err(elsewhere(exec.device())),
+        }
+    }
+
+    fn read_cache(&self, _: &dyn Exec, cache: &KvBuf) -> Result<Vec<u8>> {
+        match cache {
+            KvBuf::Host(b) => Ok(b.as_bytes().to_vec()),
+            KvBuf::Dev(d) => Err(elsewhere(d.device())),
+        }
+    }
+
+    fn read_tensor(&self, _: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>> {
+        use headway_tensor::DType;
+        let bytes = match tensor.dtype() {
+            DType::F32 => bytemuck::cast_slice(tensor.host::<f32>()?).to_vec(),
+            DType::F16 => bytemuck::cast_slice(tensor.host::<half::f16>()?).to_vec(),
+            DType::BF16 => bytemuck::cast_slice(tensor.host::<half::bf16>()?).to_vec(),
+            other => {
+                return Err(TensorError::WrongDType {
+                    what: "the suite's host access",
+                    found: other,
+                    supported: "float32, float16, bfloat16",
+                }
+                .into());
+            }
+        };
+        Ok(bytes)
+    }
+}

@@ -5,9 +5,11 @@
 //! and nothing in it is fast.
 #![forbid(unsafe_code)]
 
+pub mod golden;
 pub mod reference;
 pub mod rng;
 pub mod suite;
+pub mod testdata;
 pub mod tolerance;
 
 pub use reference::{Answer, PagedBatch, Params, Request, attend, attend_paged};

@@ -45,7 +45,7 @@ const KV_CACHE_DTYPES: [&str; 10] = [
 pub fn asked(rules: &RuleBook, taken: &Cell) -> Vec<Asked> {
     let base = taken.need(rules);
     let mut asked = vec![];
-    let mut ask = |no: bool, what: String, change: &dyn Fn(&mut LayerNeed)| {
+    let mut ask = |no: bool, what: String, change: Change<'_>| {
         if no {
             let mut need = base.clone();
             change(&mut need);
@@ -79,7 +79,9 @@ pub fn asked(rules: &RuleBook, taken: &Cell) -> Vec<Asked> {
     asked
 }
 
-fn flags(rules: &RuleBook, ask: &mut dyn FnMut(bool, String, &dyn Fn(&mut LayerNeed))) {
+type Change<'a> = &'a dyn Fn(&mut LayerNeed);
+
+fn flags(rules: &RuleBook, ask: &mut dyn FnMut(bool, String, Change<'_>)) {
     ask(!rules.supports_sliding_window, "a sliding window".into(), &|n| n.sliding_window = Some(8));
     ask(!rules.supports_sinks, "sinks".into(), &|n| n.has_sinks = true);
     ask(!rules.supports_logit_soft_cap, "a soft cap".into(), &|n| n.has_logit_soft_cap = true);

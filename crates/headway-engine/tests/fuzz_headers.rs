@@ -31,6 +31,9 @@ const HUGE: [u64; 12] = [
     0,
 ];
 
+/// A fuzz body.
+type Body = fn(&[u8]) -> fuzz::Accepted;
+
 /// A splitmix64 generator: enough for choosing mutations, and the same everywhere.
 struct Random(u64);
 
@@ -101,7 +104,7 @@ struct Case<'a> {
     bytes: &'a [u8],
     regions: Vec<Range<usize>>,
     count: u64,
-    body: fn(&[u8]) -> fuzz::Accepted,
+    body: Body,
 }
 
 impl Case<'_> {
@@ -130,7 +133,7 @@ fn number(variable: &str, default: u64) -> u64 {
 }
 
 /// A whole small file.
-fn small(name: &str, bytes: &[u8], body: fn(&[u8]) -> fuzz::Accepted) {
+fn small(name: &str, bytes: &[u8], body: Body) {
     assert!(body(bytes), "{name}: the sound file is refused");
     let (regions, count) =
         (vec![Range { start: 0, end: bytes.len() }], number("HEADWAY_FUZZ_MUTATIONS", 100_000));
@@ -176,7 +179,7 @@ fn mutated_safetensors_headers() {
 /// Every number that stands at a byte boundary replaced by every huge one.
 #[test]
 fn huge_numbers_everywhere() {
-    let bodies: [(Vec<u8>, fn(&[u8]) -> fuzz::Accepted); 2] =
+    let bodies: [(Vec<u8>, Body); 2] =
         [(small_gguf(), fuzz::gguf_header), (small_safetensors(), fuzz::safetensors_header)];
     for (file, body) in bodies {
         let mut accepted = 0;

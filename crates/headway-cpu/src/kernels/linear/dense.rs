@@ -256,59 +256,50 @@ pub(super) const PANEL_ELEMS: usize = PANEL_ROWS * (640 + MAX_BLOCK_ELEMS);
 /// Activation rows that are kept in the second-level cache.
 const CACHED_COLS: usize = 96;
 
-/// Weight rows made float32 a block of K at a time, each used for all activation rows of `job`.
-///
-/// # Safety
-/// As [`direct`]'s, without its limit on activation rows; at most [`PANEL_ROWS`] rows.
-#[inline(always)]
-pub(super) unsafe fn panel<S: Simd, R: RowSource>(
-    job: &Job<'_>,
-    bytes: &[u8],
-    row_bytes: usize,
-    rows: Range<usize>,
-    panel: &mut [f32; PANEL_ELEMS],
-) {
-    let kb = k_block(job.k, R::ALIGN);
-    let (count, padded) = (rows.len(), rows.len().next_multiple_of(4));
-    assert!(padded <= PANEL_ROWS && padded * kb <= PANEL_ELEMS);
-    let mut k0 = 0;
-    while k0 < job.k {
-        let len = kb.min(job.k - k0);
-        for (i, out) in panel.chunks_exact_mut(len).take(padded).enumerate() {
-            if i < count {
-                let n = rows.start + i;
-                // SAFETY: the caller's: a whole row, of which k0 + len ≤ k elements are asked for.
-                unsafe { R::fill::<S>(&bytes[n * row_bytes..(n + 1) * row_bytes], k0, out) };
-            } else {
-                out.fill(0.0);
-            }
-        }
-        let block = Block { k0, len, first: rows.start, count, last: k0 + len == job.k };
-        // SAFETY: `padded` rows of `len` elements were filled; the rest is the caller's.
-        unsafe { multiply::<S>(job, &block, panel) };
-        k0 += len;
-    }
+/// One block of K of a panel: weight rows made float32, one after another.
+pub(super) struct Block {
+    /// First element of the block.
+    pub(super) k0: usize,
+    /// Its length.
+    pub(super) len: usize,
+    /// First weight row, of the part.
+    pub(super) first: usize,
+    /// Weight rows; the panel has zeros up to a multiple of four.
+    pub(super) count: usize,
+    /// Whether it is the last block of K.
+    pub(super) last: bool,
 }
 
-/// One block of K of a panel.
-struct Block {
-    k0: usize,
-    len: usize,
-    /// First weight row, of the part.
-    first: usize,
-    /// Weight rows.
-    count: usize,
-    /// Whether it is the last block of K.
-    last: bool,
+/// Fills `panel` with the block's weight rows, as float32.
+///
+/// # Safety
+/// `bytes` holds whole rows up to the block's last; the processor has the instruction set of `S`.
+#[inline(always)]
+pub(super) unsafe fn fill<S: Simd, R: RowSource>(
+    b: &Block,
+    bytes: &[u8],
+    row_bytes: usize,
+    panel: &mut [f32],
+) {
+    for (i, out) in panel.chunks_exact_mut(b.len).take(b.count.next_multiple_of(4)).enumerate() {
+        if i < b.count {
+            let n = b.first + i;
+            // SAFETY: the caller's: a whole row, which has k0 + len elements or more.
+            unsafe { R::fill::<S>(&bytes[n * row_bytes..(n + 1) * row_bytes], b.k0, out) };
+        } else {
+            out.fill(0.0);
+        }
+    }
 }
 
 /// A panel with all activation rows: eight weight rows stay in the first-level cache while
 /// activations stream by from the second.
 ///
 /// # Safety
-/// As [`panel`]'s; the panel holds the block's rows, padded to a multiple of four.
+/// No other task writes the same elements of the output; the processor has the instruction set of `S`.
 #[inline(always)]
-unsafe fn multiply<S: Simd>(job: &Job<'_>, b: &Block, panel: &[f32; PANEL_ELEMS]) {
+pub(super) unsafe fn multiply<S: Simd>(job: &Job<'_>, b: &Block, panel: &[f32]) {
+    assert!(panel.len() >= b.count.next_multiple_of(4) * b.len && b.k0 + b.len <= job.k);
     for m0 in job.m.clone().step_by(CACHED_COLS) {
         let m_end = job.m.end.min(m0 + CACHED_COLS);
         for eight in (0..b.count).step_by(8) {

@@ -9,11 +9,12 @@
 
 mod dense;
 mod entry;
+mod int;
 mod simd;
 
-use crate::{CpuExec, kernels::elementwise::rows::Rows, pool::SharedMut};
-use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight};
-use std::ops::Range;
+use crate::{CpuExec, Isa, kernels::elementwise::rows::Rows, pool::SharedMut};
+use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight, WeightType};
+use std::{cell::RefCell, ops::Range};
 
 /// A linear layer in the form of its file: one or more weights with the same input, stacked along
 /// the output.
@@ -21,7 +22,8 @@ pub struct CpuLinear {
     parts: Vec<Part>,
     k: usize,
     n: usize,
-    float: bool,
+    /// Whether a weight is multiplied as integers, with quantised activations.
+    integers: bool,
 }
 
 struct Part {
@@ -51,7 +53,7 @@ impl CpuLinear {
         }
         let k = parts.first().map(|p| p.weight.cols());
         let k = k.ok_or_else(|| unsupported("a linear layer without weights".into()))?;
-        let mut layer = Self { parts: Vec::new(), k, n: 0, float: compute.is_some() };
+        let mut layer = Self { parts: Vec::new(), k, n: 0, integers: false };
         for LinearPart { weight, bias } in parts {
             if weight.shape().len() != 2 || weight.cols() != k {
                 return Err(TensorError::WrongShape {
@@ -69,6 +71,7 @@ impl CpuLinear {
             }
             let (first, bias) = (layer.n, bias.map(|b| b.to_f32()));
             layer.n += weight.rows();
+            layer.integers |= compute.is_none() && matches!(weight.dtype(), WeightType::Quant(_));
             layer.parts.push(Part { weight, bias, first });
         }
         Ok(layer)
@@ -91,13 +94,65 @@ impl CpuLinear {
         if m == 0 {
             return;
         }
+        let (pool, vectors) = (cx.pool(), Vectors::of(cx.isa()));
         let out = SharedMut::new(out);
-        let plan = Plan::new(self, m, cx.pool().threads());
-        cx.pool().run(plan.tasks(), &|task, _| {
-            let Some((part, rows, m)) = plan.task(self, task) else { return };
-            let job = Job { x, xs, out, outs, k: self.k, m, column: part.first, bias: part.bias.as_deref() };
-            entry::run(cx.isa(), &job, &part.weight, rows);
-        });
+        let plan = Plan::new(self, m, pool.threads());
+        let run = |quantised: Option<&int::Activations>| {
+            pool.run(plan.tasks(), &|task, _| {
+                let Some((part, rows, m)) = plan.task(self, task) else { return };
+                let job =
+                    Job { x, xs, out, outs, k: self.k, m, column: part.first, bias: part.bias.as_deref() };
+                entry::run(vectors, &job, quantised, &part.weight, rows);
+            });
+        };
+        if self.integers {
+            ACTIVATIONS.with_borrow_mut(|a| {
+                a.fill(pool, cx.isa(), x, xs);
+                run(Some(a));
+            });
+        } else {
+            run(None);
+        }
+    }
+}
+
+thread_local! {
+    /// The quantised activations of the call that this thread is in.
+    static ACTIVATIONS: RefCell<int::Activations> = RefCell::default();
+}
+
+/// The vectors of the kernels, with the instruction set that they stand for.
+#[derive(Clone, Copy)]
+enum Vectors {
+    Plain(Isa),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Isa),
+    /// With VNNI, which every processor with [`Isa::Avx512`]'s features but the very first has; there
+    /// it is [`Vectors::Avx2`].
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Isa),
+}
+
+impl Vectors {
+    fn of(isa: Isa) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        match isa {
+            Isa::Avx2 => return Self::Avx2(isa),
+            Isa::Avx512 | Isa::Avx512Bf16 if is_x86_feature_detected!("avx512vnni") => {
+                return Self::Avx512(isa);
+            }
+            Isa::Avx512 | Isa::Avx512Bf16 => return Self::Avx2(isa),
+            _ => {}
+        }
+        Self::Plain(isa)
+    }
+
+    fn isa(self) -> Isa {
+        match self {
+            Self::Plain(isa) => isa,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(isa) | Self::Avx512(isa) => isa,
+        }
     }
 }
 

@@ -130,6 +130,101 @@ fn float32_arithmetic_is_close_to_float64() {
     }
 }
 
+/// Activations that quantise without error: whole numbers up to 127, times a power of two for each
+/// block of 32.
+fn exact_activations(m: usize, k: usize, seed: u64) -> Vec<f32> {
+    let mut bits = Bits(seed);
+    let mut x: Vec<f32> = (0..m * k).map(|_| (bits.next() % 255) as f32 - 127.0).collect();
+    for block in x.chunks_exact_mut(32) {
+        block[bits.next() as usize % 32] = 127.0;
+        let scale = 2f32.powi(bits.next() as i32 % 9 - 8);
+        block.iter_mut().for_each(|x| *x *= scale);
+    }
+    x
+}
+
+#[test]
+fn integer_arithmetic_is_exact_but_for_the_sums_of_floats() {
+    for format in QuantFormat::ALL {
+        let dtype = WeightType::Quant(format);
+        for &k in row_lengths(dtype) {
+            let (m, n) = (7, 21);
+            let (w, x) = (weight(dtype, n, k, 1), exact_activations(m, k, 2));
+            let portable = run(&cx(1, Isa::Portable), vec![part(&w, None)], None, &x, m);
+            for (i, (o, (e, magnitude))) in portable.iter().zip(exact(&w, &x, m)).enumerate() {
+                // A zero point makes the two terms of a block larger than their sum.
+                let tolerance = 4e-6 * magnitude + 1e-30;
+                assert!((f64::from(*o) - e).abs() <= tolerance, "{dtype} {k} {i}: {o} against {e}");
+            }
+            for &isa in Isa::available() {
+                let out = run(&cx(1, isa), vec![part(&w, None)], None, &x, m);
+                assert!(out == portable, "{dtype} {k}: {isa} differs from portable");
+                let few = run(&cx(1, isa), vec![part(&w, None)], None, &x, 2);
+                assert!(few == portable[..2 * n], "{dtype} {k}: {isa} differs from portable for two rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_quants_do_not_saturate() {
+    for format in QuantFormat::ALL {
+        let (dtype, k, m) = (WeightType::Quant(format), 512, 4);
+        // Every integer at its largest, at its smallest, and (a signed byte) at −128.
+        for fill in [0xffu8, 0x00, 0x80, 0x7f] {
+            let row = format.bytes_for(k).unwrap();
+            let mut bytes = vec![fill; 9 * row];
+            for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                for at in halves(format) {
+                    block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.5).to_bits().to_le_bytes());
+                }
+            }
+            let w = Weight::new("w", dtype, vec![9, k], SharedBytes::new(bytes)).unwrap();
+            let signs: [fn(usize) -> f32; 4] = [
+                |_| 127.0,
+                |_| -127.0,
+                |i| if i % 2 == 0 { 127.0 } else { -127.0 },
+                |i| ((i * 7) % 255) as f32 - 127.0,
+            ];
+            let mut x: Vec<f32> = signs.iter().flat_map(|s| (0..k).map(move |i| s(i))).collect();
+            x.chunks_exact_mut(32).for_each(|b| b[0] = 127.0);
+            for &isa in Isa::available() {
+                for (m, first) in [(m, 0), (1, 0), (1, 1), (1, 2), (1, 3)] {
+                    let x = &x[first * k..];
+                    let out = run(&cx(1, isa), vec![part(&w, None)], None, x, m);
+                    for (o, (e, magnitude)) in out.iter().zip(exact(&w, x, m)) {
+                        assert!(
+                            (f64::from(*o) - e).abs() <= 1e-5 * magnitude,
+                            "{dtype} {fill:#x} {isa}: {o} {e}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_activations_cost_half_a_step_at_most() {
+    for format in QuantFormat::ALL {
+        let (dtype, m, n, k) = (WeightType::Quant(format), 5, 16, 512);
+        let (w, x) = (weight(dtype, n, k, 13), activations(m, k, 14));
+        let rows = w.to_f32();
+        let out = run(&cx(1, Isa::of_machine()), vec![part(&w, None)], None, &x, m);
+        for (i, (o, (e, magnitude))) in out.iter().zip(exact(&w, &x, m)).enumerate() {
+            let (x, w) = (&x[i / n * k..][..k], &rows[i % n * k..][..k]);
+            let bound: f32 = (x.chunks(32).zip(w.chunks(32)))
+                .map(|(x, w)| {
+                    let step = x.iter().fold(0f32, |a, v| a.max(v.abs())) / 127.0;
+                    w.iter().map(|w| w.abs()).sum::<f32>() * step * 0.5
+                })
+                .sum();
+            let bound = f64::from(bound) * 1.001 + 4e-6 * magnitude;
+            assert!((f64::from(*o) - e).abs() <= bound, "{dtype} {i}: {o} against {e}, bound {bound}");
+        }
+    }
+}
+
 #[test]
 fn no_bit_depends_on_batch_tile_or_threads() {
     for dtype in types() {

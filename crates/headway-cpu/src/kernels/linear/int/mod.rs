@@ -1,0 +1,133 @@
+//! Block-quantised weights times activations that are quantised to signed bytes: integer products,
+//! float32 scales.
+//!
+//! For a block b of 32 elements with activations `dx · qx` and weights `d · q + m` (or two halves of 16
+//! with their own d and m) an output element receives `(d · Σ q·qx + m · Σ qx) · dx`. The integer sums
+//! are exact, and the float32 operations are the same, in the same order and never fused, at every
+//! instruction set: eight output elements lie in eight lanes and blocks follow one another. So every
+//! level gives the same bits, whatever the number of rows, the tile, or the threads.
+//!
+//! Lives for one call. Not for float32 arithmetic on dequantised weights: see `dense`.
+
+mod activations;
+mod few;
+mod panel;
+mod simd;
+
+mod unpack;
+
+pub(super) use activations::Activations;
+pub(super) use few::few;
+pub(super) use panel::{PANEL_ROWS, Panel, panel};
+#[cfg(target_arch = "x86_64")]
+pub(super) use simd::{Avx2, Vnni};
+pub(super) use simd::{IntSimd, Plain};
+pub(super) use unpack::{Rows8, unpacker};
+
+use headway_tensor::quant::{MAX_BLOCK_ELEMS, MAX_SUB_BLOCKS};
+
+/// Elements of K whose sums are made before they are added to the output.
+const K_BLOCK: usize = 1024;
+/// Weight rows that are worked on together: the lanes of a vector.
+pub(super) const ROWS: usize = 8;
+
+/// Eight weight rows over at most 256 elements, in the uniform form of their format.
+#[repr(C, align(64))]
+struct Chunk {
+    /// Integers, row-major.
+    q: [[u8; MAX_BLOCK_ELEMS]; ROWS],
+    /// Scales by sub-block, a lane a row.
+    d: [[f32; ROWS]; MAX_SUB_BLOCKS],
+    /// Minima by sub-block, a lane a row.
+    m: [[f32; ROWS]; MAX_SUB_BLOCKS],
+}
+
+impl Chunk {
+    const fn new() -> Self {
+        Self {
+            q: [[0; MAX_BLOCK_ELEMS]; ROWS],
+            d: [[0.0; ROWS]; MAX_SUB_BLOCKS],
+            m: [[0.0; ROWS]; MAX_SUB_BLOCKS],
+        }
+    }
+}
+
+/// What of a format matters once it is unpacked: kernels are compiled for each kind, not each format.
+pub(super) trait Kind {
+    /// Elements that share a scale: 16 or 32.
+    const SUB_BLOCK: usize;
+    /// Signed bytes, and then without minima; otherwise unsigned bytes with minima.
+    const SIGNED: bool;
+    /// Vectors of products that may be added in 16 bits ([`pairs_before_overflow`]).
+    const PAIRS: usize;
+}
+
+/// The [`Kind`] with these properties.
+pub(super) struct Like<const SUB_BLOCK: usize, const SIGNED: bool, const PAIRS: usize>;
+
+impl<const SUB_BLOCK: usize, const SIGNED: bool, const PAIRS: usize> Kind for Like<SUB_BLOCK, SIGNED, PAIRS> {
+    const SUB_BLOCK: usize = SUB_BLOCK;
+    const SIGNED: bool = SIGNED;
+    const PAIRS: usize = PAIRS;
+}
+
+/// How many products of a byte up to `max_q` with one of magnitude 127, added in neighbouring pairs,
+/// fit in 16 bits: vectors of pairs that may be added before they are widened.
+#[cfg(test)]
+pub(super) const fn pairs_before_overflow(max_q: u8) -> usize {
+    let pairs = i16::MAX as usize / (2 * 127 * max_q as usize);
+    if pairs > 8 { 8 } else { pairs }
+}
+
+/// What 32 elements add to eight output elements: `(d · i + m · s) · dx`, in halves of 16 where the
+/// format has them. `d` and `m` point at the lanes of the (first) sub-block; `s` are the sums of the
+/// activation's two halves.
+///
+/// # Safety
+/// The processor has the instruction set of `S`; `d` and `m` are readable for one or two sub-blocks.
+#[inline(always)]
+unsafe fn contribution<S: IntSimd, K: Kind>(
+    (low, high): (S::I, S::I),
+    d: *const f32,
+    m: *const f32,
+    s: [f32; 2],
+    dx: f32,
+) -> S::F {
+    // SAFETY: the caller's.
+    unsafe {
+        let sum = if K::SUB_BLOCK == 16 {
+            let a = half::<S, K>(low, d, m, s[0]);
+            let b = half::<S, K>(high, d.add(ROWS), m.add(ROWS), s[1]);
+            S::add(a, b)
+        } else {
+            half::<S, K>(S::add_int(low, high), d, m, s[0] + s[1])
+        };
+        S::mul(sum, S::splat(dx))
+    }
+}
+
+/// `d · i + m · s` of one sub-block.
+///
+/// # Safety
+/// As [`contribution`]'s.
+#[inline(always)]
+unsafe fn half<S: IntSimd, K: Kind>(i: S::I, d: *const f32, m: *const f32, s: f32) -> S::F {
+    // SAFETY: the caller's.
+    unsafe {
+        let product = S::mul(S::load(d), S::to_float(i));
+        if K::SIGNED { product } else { S::add(product, S::mul(S::load(m), S::splat(s))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pairs_before_overflow;
+
+    #[test]
+    fn sixteen_bits_never_overflow() {
+        for (max_q, pairs) in [(3, 8), (7, 8), (15, 8), (31, 4), (63, 2), (128, 1)] {
+            assert_eq!(pairs_before_overflow(max_q), pairs);
+            assert!(pairs * 2 * 127 * usize::from(max_q) <= 32767);
+        }
+    }
+}

@@ -6,6 +6,7 @@
 
 pub mod dtype;
 pub mod error;
+pub mod fp8;
 pub mod memory;
 pub mod ops;
 pub mod quant;

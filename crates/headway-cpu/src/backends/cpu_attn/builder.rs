@@ -1,0 +1,182 @@
+//! Lifetime: the model, one per attention group and micro-batch. Class 2 of 3: plans a step's work once
+//! for all layers, and owns the kernels' memory.
+
+use super::{CpuAttnConfig, rules::NAME};
+use crate::{
+    CpuExec,
+    kernels::attention::{Batch, Plan, Request, Shape, Workspace},
+};
+use headway_attention::{
+    AttentionError, BuilderPlan, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder, Result,
+    RuleBook,
+};
+use std::sync::Arc;
+
+/// Builds [`CpuAttnMetadata`].
+#[derive(Debug)]
+pub struct CpuAttnBuilder {
+    shape: Shape,
+    window: Option<usize>,
+    block_size: usize,
+    max_num_reqs: usize,
+    max_num_tokens: usize,
+    plan: Arc<Plan>,
+    workspace: Arc<Workspace>,
+    reallocs: usize,
+}
+
+/// A step's work items and block table, with the memory that its layers run in.
+#[derive(Clone, Debug)]
+pub struct CpuAttnMetadata {
+    pub(super) batch: Batch,
+    pub(super) workspace: Arc<Workspace>,
+}
+
+impl CpuAttnMetadata {
+    /// The work items.
+    pub fn plan(&self) -> &Plan {
+        self.batch.plan()
+    }
+}
+
+fn refuse(what: impl Into<String>, remedy: &str) -> AttentionError {
+    AttentionError::Unsupported { backend: NAME.into(), what: what.into(), remedy: remedy.into() }
+}
+
+/// What the kernels are sized by, from the group.
+fn shape_of(group: &GroupInfo) -> Result<Shape> {
+    let attention = match &group.spec {
+        KvCacheSpec::Full(a) | KvCacheSpec::SlidingWindow { attention: a, .. } => a,
+        other => {
+            return Err(refuse(
+                format!("a KV cache of {other:?}"),
+                "full and sliding-window caches of keys and values are",
+            ));
+        }
+    };
+    Shape::new(
+        group.num_heads,
+        attention.num_kv_heads,
+        attention.head_size,
+        attention.head_size_v,
+        group.max_model_len,
+    )
+    .map_err(|why| refuse(why, "choose another backend for these layers"))
+}
+
+impl CpuAttnBuilder {
+    /// How often metadata that was still alive forced a fresh plan to be allocated.
+    pub fn reallocs(&self) -> usize {
+        self.reallocs
+    }
+
+    fn check(&self, common: &CommonAttentionMetadata) -> Result<()> {
+        let x = &common.inputs;
+        if x.mm_prefix_ranges.as_ref().is_some_and(|r| r.iter().any(|r| !r.is_empty())) {
+            return Err(refuse("bidirectional multimodal prefixes", "choose another backend"));
+        }
+        if x.dcp_local_seq_lens.is_some() {
+            return Err(refuse("decode context parallelism", "run without it on the CPU"));
+        }
+        if x.num_reqs > self.max_num_reqs
+            || x.query_start_loc.host().last() > Some(&(self.max_num_tokens as i32))
+        {
+            return Err(AttentionError::Inputs(format!(
+                "{} requests with {:?} new tokens; the group was built for {} with {}",
+                x.num_reqs,
+                x.query_start_loc.host().last(),
+                self.max_num_reqs,
+                self.max_num_tokens
+            )));
+        }
+        Ok(())
+    }
+
+    fn batch(&self, plan: Arc<Plan>, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
+        let table = common.block_table.dev().clone();
+        let batch = Batch::new(plan, table, common.block_table_stride, self.block_size, self.window)?;
+        Ok(CpuAttnMetadata { batch, workspace: Arc::clone(&self.workspace) })
+    }
+}
+
+/// The requests of a step as the planner takes them.
+fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Request>> {
+    let x = &common.inputs;
+    let starts = x.query_start_loc.host();
+    let lengths =
+        x.seq_lens.host().ok_or_else(|| AttentionError::Inputs("seq_lens are not on the host".into()))?;
+    let rises = starts.first() == Some(&0) && starts.windows(2).all(|w| w[0] <= w[1]);
+    if starts.len() != lengths.len() + 1 || !rises || lengths.iter().any(|&l| l < 0) {
+        return Err(AttentionError::Inputs(format!(
+            "query_start_loc of {} entries does not rise from 0 beside {} lengths of at least 0",
+            starts.len(),
+            lengths.len()
+        )));
+    }
+    Ok(starts.windows(2).zip(lengths).enumerate().map(|(i, (w, &seq_len))| Request {
+        first_row: w[0] as usize,
+        q_len: (w[1] - w[0]) as usize,
+        seq_len: seq_len as usize,
+        causal: x.causal.of(i),
+    }))
+}
+
+impl MetadataBuilder for CpuAttnBuilder {
+    type Exec = CpuExec;
+    type Config = CpuAttnConfig;
+    type Metadata = CpuAttnMetadata;
+    const UPDATES_BLOCK_TABLE: bool = true;
+
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &CpuAttnConfig) -> BuilderPlan {
+        let threads = std::thread::available_parallelism().map_or(1, Into::into);
+        let (persistent, workspace) = shape_of(group).map_or((0, 0), |shape| {
+            (Plan::bytes(&shape, group.max_num_reqs, group.max_num_tokens), Workspace::bytes(&shape, threads))
+        });
+        BuilderPlan {
+            graph_support: rules.graph_support,
+            reorder_batch_threshold: rules.reorder_batch_threshold,
+            persistent_bytes: persistent as u64,
+            workspace_bytes: workspace as u64,
+        }
+    }
+
+    fn new(cx: &CpuExec, group: &GroupInfo, _: &BuilderPlan, _: &CpuAttnConfig) -> Result<Self> {
+        let shape = shape_of(group)?;
+        Ok(Self {
+            shape,
+            window: group.spec.sliding_window(),
+            block_size: group.kernel_block_size,
+            max_num_reqs: group.max_num_reqs,
+            max_num_tokens: group.max_num_tokens,
+            plan: Arc::new(Plan::with_capacity(&shape, group.max_num_reqs, group.max_num_tokens)),
+            workspace: Arc::new(Workspace::new(&shape, cx.pool().threads())?),
+            reallocs: 0,
+        })
+    }
+
+    fn build(&mut self, cx: &CpuExec, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
+        self.check(common)?;
+        let requests = requests(common)?;
+        if Arc::get_mut(&mut self.plan).is_none() {
+            self.reallocs += 1;
+            self.plan = Arc::new(Plan::with_capacity(&self.shape, self.max_num_reqs, self.max_num_tokens));
+        }
+        if let Some(plan) = Arc::get_mut(&mut self.plan) {
+            let threads = cx.pool().threads();
+            plan.build(&self.shape, threads, self.window, requests).map_err(AttentionError::Inputs)?;
+        }
+        self.batch(Arc::clone(&self.plan), common)
+    }
+
+    fn update_block_table(
+        &mut self,
+        _: &CpuExec,
+        first: &CpuAttnMetadata,
+        common: &CommonAttentionMetadata,
+    ) -> Result<CpuAttnMetadata> {
+        if first.plan().shape() != Some(&self.shape) {
+            return Err(AttentionError::Inputs("block-table update from a group of another shape".into()));
+        }
+        self.batch(Arc::clone(first.batch.plan()), common)
+    }
+}

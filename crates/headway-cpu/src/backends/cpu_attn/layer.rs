@@ -1,0 +1,197 @@
+//! Lifetime: the model, per layer. Class 3 of 3: a layer's numbers, and the calls of the kernels.
+
+use super::{CpuAttnConfig, CpuAttnMetadata, rules::NAME};
+use crate::{
+    CpuExec,
+    kernels::attention::{CacheLayout, LayerNumbers, Shape, attend, write_kv},
+};
+use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
+use headway_tensor::{DType, TensorError, TensorMut, View};
+
+/// One layer of `CPU_ATTN`.
+#[derive(Clone, Debug)]
+pub struct CpuAttnLayer {
+    shape: Shape,
+    dtype: DType,
+    cache_dtype: DType,
+    scale: f32,
+    window: Option<usize>,
+    soft_cap: Option<f32>,
+    alibi_slopes: Option<Vec<f32>>,
+    sinks: Option<View<f32>>,
+    k_scale: f32,
+    v_scale: f32,
+}
+
+fn refuse(what: String, remedy: &str) -> AttentionError {
+    AttentionError::Unsupported { backend: NAME.into(), what, remedy: remedy.into() }
+}
+
+/// A finite number above 0.
+fn positive(what: &str, x: f32) -> Result<()> {
+    if x.is_finite() && x > 0.0 {
+        return Ok(());
+    }
+    Err(refuse(format!("{what} {x}"), "it must be a finite number above 0"))
+}
+
+impl LayerImpl for CpuAttnLayer {
+    type Exec = CpuExec;
+    type Config = CpuAttnConfig;
+    type Metadata = CpuAttnMetadata;
+}
+
+impl CpuAttnLayer {
+    /// The cache as the kernels see it, checked against this layer's type.
+    fn layout(&self, kv: &KvMut<'_>) -> Result<CacheLayout> {
+        if kv.dtype != self.cache_dtype {
+            return Err(TensorError::WrongDType {
+                what: "KV cache",
+                found: kv.dtype,
+                supported: self.cache_dtype.name(),
+            }
+            .into());
+        }
+        Ok(CacheLayout {
+            offset: kv.offset,
+            block_stride: kv.block_stride,
+            num_blocks: kv.num_blocks,
+            block_size: kv.block_size,
+            dtype: kv.dtype,
+        })
+    }
+
+    fn numbers(&self) -> Result<LayerNumbers<'_>> {
+        let sinks = match &self.sinks {
+            None => None,
+            Some(s) => {
+                Some(s.host().ok_or_else(|| refuse("sinks on a device".into(), "keep them on the host"))?)
+            }
+        };
+        Ok(LayerNumbers {
+            scale: self.scale,
+            window: self.window,
+            soft_cap: self.soft_cap,
+            alibi_slopes: self.alibi_slopes.as_deref(),
+            sinks,
+            k_scale: self.k_scale,
+            v_scale: self.v_scale,
+        })
+    }
+
+    /// [`AttentionImpl::forward`] that also gives the natural log of each row's softmax denominator
+    /// (a sink included; minus infinity where a row sees neither a key nor a sink), for whoever merges
+    /// this result with another: `lse` is `[rows of the requests, num_heads]`.
+    ///
+    /// # Errors
+    /// As `forward`; too little room in `lse`.
+    pub fn forward_with_lse(
+        &self,
+        cx: &CpuExec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &CpuAttnMetadata,
+        out: TensorMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<()> {
+        let cache = self.layout(kv)?;
+        let planned = metadata.plan().shape().copied();
+        if planned.map(|s| Shape { slot_rows: 0, ..s }) != Some(self.shape) {
+            return Err(AttentionError::Inputs(
+                "a layer was given metadata of a group with other heads".into(),
+            ));
+        }
+        if x.q.dtype() != self.dtype {
+            return Err(TensorError::WrongDType {
+                what: "query",
+                found: x.q.dtype(),
+                supported: self.dtype.name(),
+            }
+            .into());
+        }
+        let (batch, numbers) = (&metadata.batch, self.numbers()?);
+        let bytes = kv.host_bytes()?;
+        attend((cx.pool(), cx.isa()), batch, &metadata.workspace, &numbers, x.q, (&cache, bytes), out, lse)
+    }
+}
+
+impl AttentionImpl for CpuAttnLayer {
+    fn new(args: &AttentionArgs<'_>, _: &CpuAttnConfig) -> Result<Self> {
+        let shape = Shape::new(args.num_heads, args.num_kv_heads, args.head_size, args.head_size_v, 0)
+            .map_err(|why| refuse(why, "choose another backend for this layer"))?;
+        if !args.dtype.is_compute_float() {
+            return Err(refuse(format!("{} activations", args.dtype), "use float32, bfloat16 or float16"));
+        }
+        let eight_bits = matches!(args.kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2);
+        if !eight_bits && !args.kv_cache_dtype.is_compute_float() {
+            return Err(refuse(
+                format!("a KV cache of {}", args.kv_cache_dtype),
+                "use float32, bfloat16, float16 or an 8-bit float",
+            ));
+        }
+        if args.sliding_window == Some(0) {
+            return Err(refuse(
+                "a sliding window of 0 tokens".into(),
+                "a window holds the query's own token",
+            ));
+        }
+        if let Some(cap) = args.logit_soft_cap {
+            positive("a logit soft cap of", cap)?;
+        }
+        positive("a k_scale of", args.k_scale)?;
+        positive("a v_scale of", args.v_scale)?;
+        if !args.scale.is_finite() {
+            return Err(refuse(format!("a scale of {}", args.scale), "it must be finite"));
+        }
+        let per_head = [args.alibi_slopes.map(<[f32]>::len), args.sinks.map(View::len)];
+        if per_head.into_iter().flatten().any(|n| n != args.num_heads) {
+            return Err(refuse(
+                "ALiBi slopes or sinks of another number than heads".into(),
+                "give one a query head",
+            ));
+        }
+        Ok(Self {
+            shape,
+            dtype: args.dtype,
+            cache_dtype: args.kv_cache_dtype,
+            scale: args.scale,
+            window: args.sliding_window,
+            soft_cap: args.logit_soft_cap,
+            alibi_slopes: args.alibi_slopes.map(<[f32]>::to_vec),
+            sinks: args.sinks.cloned(),
+            k_scale: if eight_bits { args.k_scale } else { 1.0 },
+            v_scale: if eight_bits { args.v_scale } else { 1.0 },
+        })
+    }
+
+    fn update_kv_cache(
+        &self,
+        cx: &CpuExec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        slot_mapping: &View<i64>,
+    ) -> Result<()> {
+        let slots = slot_mapping
+            .host()
+            .ok_or_else(|| AttentionError::Inputs("the slot mapping is not on the host".into()))?;
+        if kv.shared {
+            return Err(AttentionError::KvCache(
+                "a layer that shares another's cache must not write it".into(),
+            ));
+        }
+        let cache = self.layout(kv)?;
+        let bytes = kv.host_bytes()?;
+        write_kv(cx.pool(), &self.shape, (x.k, self.k_scale), (x.v, self.v_scale), slots, &cache, bytes)
+    }
+
+    fn forward(
+        &self,
+        cx: &CpuExec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &CpuAttnMetadata,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        self.forward_with_lse(cx, x, kv, metadata, out, None)
+    }
+}

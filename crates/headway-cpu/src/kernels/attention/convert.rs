@@ -1,0 +1,89 @@
+//! Rows and tiles to float32 and back.
+
+use super::{
+    elem::{Elem, load_activation, store_activation},
+    lanes::Lanes,
+    micro::TILE,
+};
+use headway_tensor::DType;
+
+/// A row of activations times a factor, as float32.
+///
+/// # Safety
+/// The instruction set of `L`; `width` elements, a multiple of 8, on both sides.
+#[inline(always)]
+pub(super) unsafe fn read_row<L: Lanes>(
+    dtype: DType,
+    from: *const u8,
+    to: *mut f32,
+    width: usize,
+    factor: f32,
+) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        let factor = L::Narrow::splat(factor);
+        for d in (0..width).step_by(8) {
+            let x: L::Narrow = load_activation(dtype, from.add(d * dtype.size()));
+            L::Narrow::mul(x, factor).store(to.add(d).cast());
+        }
+    }
+}
+
+/// A row of float32 times a factor, as activations, rounded to nearest even.
+///
+/// # Safety
+/// As [`read_row`].
+#[inline(always)]
+pub(super) unsafe fn write_row<L: Lanes>(
+    dtype: DType,
+    from: *const f32,
+    to: *mut u8,
+    width: usize,
+    factor: f32,
+) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        let factor = L::Narrow::splat(factor);
+        for c in (0..width).step_by(8) {
+            let x = L::Narrow::mul(L::Narrow::load(from.add(c).cast()), factor);
+            store_activation(dtype, x, to.add(c * dtype.size()));
+        }
+    }
+}
+
+/// `n` elements of a cache, a multiple of 16, as float32.
+///
+/// # Safety
+/// The instruction set of `L`; `n` elements on both sides.
+#[inline(always)]
+pub(super) unsafe fn widen<L: Lanes, E: Elem>(from: *const u8, to: *mut f32, n: usize) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        for i in (0..n).step_by(L::N) {
+            E::load::<L>(from.add(i * E::SIZE)).store(to.add(i).cast());
+        }
+    }
+}
+
+/// The values of one token, `width` of them (a multiple of 8), as float32 into panels of 16 columns: 16
+/// columns of a tile's tokens lie together.
+///
+/// # Safety
+/// The instruction set of `L`; `width` elements at `from`; panels of [`TILE`] tokens at `to`, which is
+/// the token's place in the first.
+#[inline(always)]
+pub(super) unsafe fn widen_panels<L: Lanes, E: Elem>(from: *const u8, to: *mut f32, width: usize) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        let mut c = 0;
+        while c + 16 <= width {
+            for j in (0..16).step_by(L::N) {
+                E::load::<L>(from.add((c + j) * E::SIZE)).store(to.add(c * TILE + j).cast());
+            }
+            c += 16;
+        }
+        if c < width {
+            E::load::<L::Narrow>(from.add(c * E::SIZE)).store(to.add(c * TILE).cast());
+        }
+    }
+}

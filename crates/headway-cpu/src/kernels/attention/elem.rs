@@ -1,0 +1,78 @@
+//! Element types of activations and caches, as the kernels read and write them: raw bytes to lanes.
+
+use super::lanes::Lanes;
+use headway_tensor::DType;
+
+/// An element type that lanes can be loaded from.
+pub(super) trait Elem: Copy {
+    /// Bytes of one element.
+    const SIZE: usize;
+    /// Whether this is float32: then a copy in float32 is no gain.
+    const IS_F32: bool = false;
+    /// Reads `L::N` elements.
+    ///
+    /// # Safety
+    /// The instruction set of `L`; that many elements at `p`.
+    unsafe fn load<L: Lanes>(p: *const u8) -> L;
+}
+
+macro_rules! elems {
+    ($($(#[$doc:meta])* $name:ident, $size:literal, $f32:literal, $load:ident;)*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(super) struct $name;
+        impl Elem for $name {
+            const SIZE: usize = $size;
+            const IS_F32: bool = $f32;
+            #[inline(always)]
+            unsafe fn load<L: Lanes>(p: *const u8) -> L {
+                // SAFETY: as the trait demands.
+                unsafe { L::$load(p) }
+            }
+        }
+    )* };
+}
+elems! {
+    /// float32.
+    F32, 4, true, load;
+    /// binary16.
+    F16, 2, false, load_f16;
+    /// bfloat16.
+    Bf16, 2, false, load_bf16;
+    /// 8-bit float, 4 exponent bits.
+    E4m3, 1, false, load_e4m3;
+    /// 8-bit float, 5 exponent bits.
+    E5m2, 1, false, load_e5m2;
+}
+
+/// Loads from one of the activation dtypes (float32, binary16, bfloat16).
+///
+/// # Safety
+/// The instruction set of `L`; `L::N` elements of `dtype` at `p`.
+#[inline(always)]
+pub(super) unsafe fn load_activation<L: Lanes>(dtype: DType, p: *const u8) -> L {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        match dtype {
+            DType::F16 => L::load_f16(p),
+            DType::BF16 => L::load_bf16(p),
+            _ => L::load(p),
+        }
+    }
+}
+
+/// Stores as one of the activation dtypes, rounded to nearest even.
+///
+/// # Safety
+/// The instruction set of `L`; room for `L::N` elements of `dtype` at `p`.
+#[inline(always)]
+pub(super) unsafe fn store_activation<L: Lanes>(dtype: DType, x: L, p: *mut u8) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        match dtype {
+            DType::F16 => x.store_f16(p),
+            DType::BF16 => x.store_bf16(p),
+            _ => x.store(p),
+        }
+    }
+}

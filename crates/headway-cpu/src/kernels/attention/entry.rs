@@ -1,0 +1,38 @@
+//! The kernel for an instruction set and a cache's element type, picked once a call.
+
+#[cfg(target_arch = "x86_64")]
+use super::level::{Avx2Level, Avx512Level};
+use super::{
+    elem::{Bf16, E4m3, E5m2, F16, F32},
+    item::process,
+    job::{Job, Work},
+    level::{Level, PortableLevel},
+};
+use crate::Isa;
+use headway_tensor::DType;
+
+/// Runs one work item. Safety: as [`process`].
+pub(super) type Run = unsafe fn(&Job<'_>, Work<'_>, *mut f32);
+
+fn of_level<A: Level>(cache: DType) -> Option<Run> {
+    Some(match cache {
+        DType::F32 => process::<A, F32>,
+        DType::F16 => process::<A, F16>,
+        DType::BF16 => process::<A, Bf16>,
+        DType::F8E4M3 => process::<A, E4m3>,
+        DType::F8E5M2 => process::<A, E5m2>,
+        _ => return None,
+    })
+}
+
+/// The kernel for a level and a cache's element type; `None` for a type that caches don't have.
+pub(super) fn kernel(isa: Isa, cache: DType) -> Option<Run> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => of_level::<Avx2Level>(cache),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => of_level::<Avx512Level>(cache),
+        // Neon has no lanes of its own: the portable ones compile to it.
+        _ => of_level::<PortableLevel>(cache),
+    }
+}

@@ -1,0 +1,86 @@
+//! Everything that a work item needs, as raw addresses: made by the safe wrapper in `mod.rs` after its
+//! checks, read by `item` on every worker.
+
+use super::{
+    plan::{Item, Plan, Request, Split},
+    shape::{ScratchLayout, Shape},
+};
+use headway_tensor::DType;
+use std::sync::atomic::AtomicU32;
+
+/// Rows in memory: `[tokens, heads, size]` with strides in bytes and a contiguous last dimension.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<P> {
+    pub(super) base: P,
+    pub(super) token_stride: usize,
+    pub(super) head_stride: usize,
+}
+
+/// The cache of one layer. Block b begins `b * block_stride` bytes after `base`; in it, key/value head
+/// h begins `h * head_bytes` later with its keys, and `values` bytes after those its values.
+#[derive(Clone, Copy)]
+pub(super) struct CacheMap {
+    pub(super) base: *const u8,
+    pub(super) block_stride: usize,
+    pub(super) block_size: usize,
+    pub(super) head_bytes: usize,
+    pub(super) values: usize,
+}
+
+/// One call of the kernel.
+pub(super) struct Job<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) shape: Shape,
+    pub(super) layout: ScratchLayout,
+    pub(super) q: Rows<*const u8>,
+    pub(super) out: Rows<*mut u8>,
+    pub(super) dtype: DType,
+    /// `[rows, heads]`, or null.
+    pub(super) lse: *mut f32,
+    pub(super) cache: CacheMap,
+    pub(super) block_table: &'a [i32],
+    pub(super) block_table_stride: usize,
+    /// Factor on q·k, the keys' scale included.
+    pub(super) scale: f32,
+    pub(super) v_scale: f32,
+    pub(super) window: Option<usize>,
+    pub(super) soft_cap: Option<f32>,
+    pub(super) alibi_slopes: Option<&'a [f32]>,
+    pub(super) sinks: Option<&'a [f32]>,
+    /// `[slot_rows, slot_floats]`.
+    pub(super) slots: *mut f32,
+    /// How many parts of each split are done.
+    pub(super) arrivals: &'a [AtomicU32],
+}
+
+// SAFETY: the addresses are of memory that outlives the call; items write disjoint parts of it (see
+// `item::process`), and everything else is only read.
+unsafe impl Sync for Job<'_> {}
+
+/// A work item with what it refers to, resolved.
+#[derive(Clone, Copy)]
+pub(super) struct Work<'a> {
+    pub(super) request: &'a Request,
+    /// The request's row of the block table.
+    pub(super) blocks: &'a [i32],
+    pub(super) item: Item,
+    pub(super) split: Option<(Split, &'a AtomicU32)>,
+}
+
+impl<'a> Job<'a> {
+    /// Work item `i`; `None` past the last.
+    pub(super) fn work(&self, i: usize) -> Option<Work<'a>> {
+        let item = *self.plan.items().get(i)?;
+        let request = item.request as usize;
+        let s = self.block_table_stride;
+        Some(Work {
+            request: self.plan.requests().get(request)?,
+            blocks: self.block_table.get(request * s..(request + 1) * s)?,
+            item,
+            split: match self.plan.splits().get(item.split as usize) {
+                Some(s) => Some((*s, self.arrivals.get(item.split as usize)?)),
+                None => None,
+            },
+        })
+    }
+}

@@ -1,0 +1,376 @@
+//! Paged attention on the CPU: decode, prefill, chunked prefill and mixed batches in one call.
+//!
+//! The path of a call: [`Plan`] (once a step: what is to be done, in pieces) → [`Batch`] (the plan with
+//! a block table that was checked against it) → [`attend`] (once a layer: checks, then `item` on every
+//! worker). [`write_kv`] puts new keys and values into the cache.
+//!
+//! # Layout of a page
+//! `LBHNC`: block b, key/value head h. Inside one (block, head) first the keys, in groups of 16 tokens
+//! with the token innermost, `[block_size / 16, head_size, 16]`, so that 16 scores grow side by side
+//! without a horizontal sum; then the values, token-major, `[block_size, head_size_v]`. Blocks hold a
+//! multiple of 16 tokens. A page has `block_size · heads · (head_size + head_size_v)` elements.
+//!
+//! # Bounds
+//! Decode reads every key and value once: the memory's bandwidth, as long as a group's query heads times
+//! two multiply-adds an element keep below the core's rate. Prefill reads a tile into the nearest cache
+//! for up to 96 rows: the rate of multiply-adds.
+//!
+//! # Sameness
+//! A row's bits depend on its query, its keys and values, the layer and the instruction set alone: see
+//! `plan` and `micro`. So batch invariance costs nothing and is always on.
+
+mod convert;
+mod elem;
+mod entry;
+mod item;
+mod job;
+mod lanes;
+mod level;
+mod math;
+mod merge;
+mod micro;
+mod plan;
+mod shape;
+mod soften;
+mod tile;
+mod workspace;
+mod write;
+
+pub use micro::GROUP;
+pub use plan::{CHUNK, Plan, Request};
+pub use shape::Shape;
+pub use workspace::Workspace;
+pub use write::write_kv;
+
+use crate::{Isa, pool::Pool};
+use headway_attention::{AttentionError, Result};
+use headway_tensor::{DType, TensorError, TensorMut, TensorRef, View};
+use job::{CacheMap, Job, Rows};
+use std::sync::Arc;
+use workspace::Inner;
+
+/// One layer's numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNumbers<'a> {
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Position i sees j only where `i - window < j`.
+    pub window: Option<usize>,
+    /// `cap · tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// `[num_heads]`.
+    pub alibi_slopes: Option<&'a [f32]>,
+    /// `[num_heads]`.
+    pub sinks: Option<&'a [f32]>,
+    /// Factor on stored keys.
+    pub k_scale: f32,
+    /// Factor on stored values.
+    pub v_scale: f32,
+}
+
+/// Where a layer's cache lies in its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// Bytes before block 0.
+    pub offset: usize,
+    /// Bytes from one block to the next.
+    pub block_stride: usize,
+    /// Blocks.
+    pub num_blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+fn inputs(what: impl Into<String>) -> AttentionError {
+    AttentionError::Inputs(what.into())
+}
+
+impl CacheLayout {
+    /// Bytes of one block of one key/value head: keys, then values.
+    fn head_bytes(&self, shape: &Shape) -> usize {
+        self.block_size * (shape.head_size + shape.head_size_v) * self.dtype.size()
+    }
+
+    /// Checks that every block lies in a buffer of `len` bytes.
+    fn check(&self, shape: &Shape, len: usize) -> Result<()> {
+        if self.block_size == 0 || !self.block_size.is_multiple_of(GROUP) {
+            return Err(inputs(format!(
+                "blocks of {} tokens; the kernel takes multiples of {GROUP}",
+                self.block_size
+            )));
+        }
+        let page = self.head_bytes(shape).checked_mul(shape.num_kv_heads);
+        let end = self
+            .num_blocks
+            .checked_sub(1)
+            .map_or(Some(0), |last| last.checked_mul(self.block_stride)?.checked_add(page?))
+            .and_then(|e| e.checked_add(self.offset));
+        if end.is_none_or(|e| e > len) || (self.num_blocks > 1 && page.is_none_or(|p| p > self.block_stride))
+        {
+            return Err(AttentionError::KvCache(format!(
+                "{} blocks of {} tokens, {} bytes apart, do not fit a KV cache of {len} bytes",
+                self.num_blocks, self.block_size, self.block_stride
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A step's plan with the block table that it reads, checked against each other once.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    plan: Arc<Plan>,
+    table: View<i32>,
+    stride: usize,
+    block_size: usize,
+    /// No block that is read has a higher number.
+    max_block: usize,
+    window: Option<usize>,
+}
+
+impl Batch {
+    /// Checks that the table (`[requests, stride]`, on the host) has a block for every token that a row
+    /// of the plan can see: within `window`, which is the one that the plan was built with.
+    ///
+    /// # Errors
+    /// A table that is too small, on a device, or with negative numbers in that part.
+    pub fn new(
+        plan: Arc<Plan>,
+        table: View<i32>,
+        stride: usize,
+        block_size: usize,
+        window: Option<usize>,
+    ) -> Result<Self> {
+        let numbers = table.host().ok_or_else(|| inputs("the block table is not on the host"))?;
+        if block_size == 0 {
+            return Err(inputs("blocks of no tokens"));
+        }
+        let mut max_block = 0;
+        for (i, r) in plan.requests().iter().enumerate().filter(|(_, r)| r.q_len > 0) {
+            let (low, _) = r.sees(0, window);
+            let blocks = low / block_size..r.seq_len.div_ceil(block_size);
+            let row = numbers.get(i * stride..(i + 1) * stride).and_then(|row| row.get(blocks));
+            let row = row.ok_or_else(|| {
+                inputs(format!("request {i} has {} tokens, more than its row of the block table", r.seq_len))
+            })?;
+            for &b in row {
+                max_block = max_block.max(usize::try_from(b).map_err(|_| {
+                    inputs(format!("block {b} in the part of request {i}'s block table that is read"))
+                })?);
+            }
+        }
+        Ok(Self { plan, table, stride, block_size, max_block, window })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Checks a layer's cache and window against the step.
+    fn check(&self, layer: &LayerNumbers<'_>, cache: &CacheLayout) -> Result<()> {
+        if cache.block_size != self.block_size {
+            return Err(inputs(format!(
+                "a cache with blocks of {} tokens, metadata for blocks of {}",
+                cache.block_size, self.block_size
+            )));
+        }
+        if self.max_block >= cache.num_blocks && self.plan.requests().iter().any(|r| r.seq_len * r.q_len > 0)
+        {
+            return Err(inputs(format!(
+                "block {} is in use, but the cache has {}",
+                self.max_block, cache.num_blocks
+            )));
+        }
+        match (self.window, layer.window) {
+            (Some(group), layer) if layer.is_none_or(|w| w > group) => Err(inputs(format!(
+                "a layer sees further back than the window of {group} tokens that its group keeps"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Attention of every row of `q` `[tokens, heads, head_size]` over its request's keys and values in the
+/// cache, into `out` `[tokens, heads, head_size_v]`; rows past the plan's are zeroed. `lse`
+/// `[rows of the plan, heads]` takes the natural log of each row's denominator, a sink included (minus
+/// infinity where a row sees neither).
+///
+/// # Errors
+/// Shapes, dtypes and devices; a cache, plan or workspace that doesn't fit the others.
+pub fn attend(
+    (pool, isa): (&Pool, Isa),
+    batch: &Batch,
+    workspace: &Workspace,
+    layer: &LayerNumbers<'_>,
+    q: TensorRef<'_>,
+    (cache, bytes): (&CacheLayout, &[u8]),
+    mut out: TensorMut<'_>,
+    lse: Option<&mut [f32]>,
+) -> Result<()> {
+    let shape = *batch.plan.shape().ok_or_else(|| inputs("a plan that was never built"))?;
+    if workspace.shape() != &shape {
+        return Err(inputs("metadata of another group: its plan doesn't fit the workspace"));
+    }
+    batch.check(layer, cache)?;
+    cache.check(&shape, bytes.len())?;
+    check_heads(&shape, layer)?;
+    let rows = batch.plan.rows();
+    let (tokens, dtype) = (out.shape().first().copied().unwrap_or(0), q.dtype());
+    check_rows("query", q.shape(), shape.num_heads, shape.head_size, rows)?;
+    check_rows("output", out.shape(), shape.num_heads, shape.head_size_v, rows)?;
+    if out.dtype() != dtype {
+        return Err(
+            TensorError::WrongDType { what: "output", found: out.dtype(), supported: "that of q" }.into()
+        );
+    }
+    if lse.as_ref().is_some_and(|l| l.len() < rows * shape.num_heads) {
+        return Err(inputs("too little room for the log-sum-exp"));
+    }
+    if !isa_is_available(isa) {
+        return Err(inputs(format!("kernels for {isa} can't run on this machine")));
+    }
+    let run = entry::kernel(isa, cache.dtype).ok_or(TensorError::WrongDType {
+        what: "KV cache",
+        found: cache.dtype,
+        supported: "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2",
+    })?;
+    if rows < tokens {
+        out.reborrow().rows(rows..tokens)?.zero_host()?;
+    }
+    let q_rows = read_rows(q)?;
+    let out_rows = write_rows(out)?;
+    let mut inner = workspace.inner.lock().map_err(|_| inputs("an earlier call of this group panicked"))?;
+    let Inner { workers, slots, arrivals } = &mut *inner;
+    let workers = &*workers;
+    if workers.len() < pool.threads() {
+        return Err(inputs(format!(
+            "a workspace for {} threads in a pool of {}",
+            workers.len(),
+            pool.threads()
+        )));
+    }
+    let head_bytes = cache.head_bytes(&shape);
+    let table = batch.table.host().unwrap_or(&[]);
+    let job = Job {
+        plan: &batch.plan,
+        shape,
+        layout: shape.scratch(),
+        q: q_rows,
+        out: out_rows,
+        dtype,
+        lse: lse.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
+        cache: CacheMap {
+            base: bytes[cache.offset..].as_ptr(),
+            block_stride: cache.block_stride,
+            block_size: cache.block_size,
+            head_bytes,
+            values: cache.block_size * shape.head_size * cache.dtype.size(),
+        },
+        block_table: table,
+        block_table_stride: batch.stride,
+        scale: layer.scale * layer.k_scale,
+        v_scale: layer.v_scale,
+        window: layer.window,
+        soft_cap: layer.soft_cap,
+        alibi_slopes: layer.alibi_slopes,
+        sinks: layer.sinks,
+        slots: slots.as_bytes_mut().as_mut_ptr().cast(),
+        arrivals: arrivals,
+    };
+    pool.run(batch.plan.num_items(), &|task, worker| {
+        let scratch = workers.get(worker).and_then(|w| w.lock().ok());
+        if let (Some(work), Some(mut scratch)) = (job.work(task), scratch) {
+            // SAFETY: the machine has `isa`. The scratch has the layout's floats and is locked. `q`,
+            // `out`, `lse` and the cache have what the plan and the shape reach, checked above; every
+            // block number that is read is in the cache (`Batch`). A plan's items hold disjoint
+            // (rows, heads, chunks), each is run once, and the workspace is locked for this call.
+            unsafe { run(&job, work, scratch.as_bytes_mut().as_mut_ptr().cast()) }
+        }
+    });
+    Ok(())
+}
+
+/// The activations' types, and what lies behind a tensor of one of them.
+macro_rules! by_dtype {
+    ($tensor:expr, $what:literal, $t:ident => $e:expr) => {
+        match $tensor.dtype() {
+            DType::F32 => {
+                type $t = f32;
+                $e
+            }
+            DType::F16 => {
+                type $t = half::f16;
+                $e
+            }
+            DType::BF16 => {
+                type $t = half::bf16;
+                $e
+            }
+            found => {
+                let supported = "float32, float16, bfloat16";
+                return Err(TensorError::WrongDType { what: $what, found, supported }.into());
+            }
+        }
+    };
+}
+
+fn read_rows(x: TensorRef<'_>) -> Result<Rows<*const u8>> {
+    let (size, strides) = (x.dtype().size(), contiguous(x.shape(), x.strides())?);
+    let base = by_dtype!(x, "attention", T => x.into_host::<T>()?.as_ptr().cast());
+    Ok(Rows { base, token_stride: strides.0 * size, head_stride: strides.1 * size })
+}
+
+fn write_rows(x: TensorMut<'_>) -> Result<Rows<*mut u8>> {
+    let (size, strides) = (x.dtype().size(), contiguous(x.shape(), x.strides())?);
+    let heads = x.shape().get(1).copied().unwrap_or(0) * x.shape().get(2).copied().unwrap_or(0);
+    if x.shape()[0] > 1 && strides.0 < heads {
+        return Err(inputs("output rows overlap"));
+    }
+    let base = by_dtype!(x, "attention", T => x.into_host::<T>()?.as_mut_ptr().cast());
+    Ok(Rows { base, token_stride: strides.0 * size, head_stride: strides.1 * size })
+}
+
+/// Token and head strides of `[tokens, heads, size]` with contiguous heads.
+fn contiguous(shape: &[usize], strides: &[usize]) -> Result<(usize, usize)> {
+    match (shape, strides) {
+        (&[_, heads, size], &[token, head, step])
+            if (step == 1 || size == 1) && (head >= size || heads == 1) =>
+        {
+            Ok((token, head))
+        }
+        _ => {
+            Err(inputs(format!("rows of shape {shape:?} with strides {strides:?}; heads must be contiguous")))
+        }
+    }
+}
+
+fn isa_is_available(isa: Isa) -> bool {
+    Isa::available().contains(&isa)
+}
+
+fn check_heads(shape: &Shape, layer: &LayerNumbers<'_>) -> Result<()> {
+    for (what, per_head) in [("ALiBi slopes", layer.alibi_slopes), ("sinks", layer.sinks)] {
+        if let Some(x) = per_head
+            && x.len() != shape.num_heads
+        {
+            return Err(inputs(format!("{} {what} for {} heads", x.len(), shape.num_heads)));
+        }
+    }
+    Ok(())
+}
+
+/// At least `rows` rows of `[heads, size]`.
+fn check_rows(what: &str, found: &[usize], heads: usize, size: usize, rows: usize) -> Result<()> {
+    match *found {
+        [n, h, s] if n >= rows && h == heads && s == size => Ok(()),
+        _ => Err(TensorError::WrongShape {
+            what: format!("attention {what}"),
+            found: found.to_vec(),
+            expected: format!("[at least {rows}, {heads}, {size}]"),
+        }
+        .into()),
+    }
+}

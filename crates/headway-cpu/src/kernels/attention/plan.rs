@@ -1,0 +1,272 @@
+//! The division of a step's attention into work items: made once a step from the lengths alone, then
+//! used by every layer of the group.
+//!
+//! The keys of a row are reduced in *chunks* of [`CHUNK`] tokens that begin at multiples of it in the
+//! request: each chunk has its own online softmax, and chunks are merged in ascending order. That holds
+//! whether one item walks all chunks or several items take some each, so the plan, the batch, the
+//! number of threads and the chunking of a prompt never show in a bit of the result.
+//!
+//! Plain arithmetic; what the kernel relies on (`// SAFETY` in `item`) is that the fields are private
+//! and [`Plan::build`] is the only writer.
+
+use super::shape::Shape;
+
+/// Tokens in a chunk: the unit in which the keys of a row are split.
+pub const CHUNK: usize = 256;
+/// Items a thread should find, so that the last to finish is not far behind.
+const ITEMS_PER_THREAD: u64 = 4;
+/// No item is cut below this cost (rows x keys): a few microseconds.
+const LEAST_COST: u64 = 4096;
+
+/// One request of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Row of its first new token.
+    pub first_row: usize,
+    /// New tokens.
+    pub q_len: usize,
+    /// Tokens with them.
+    pub seq_len: usize,
+    /// Whether a row sees no key after its own position.
+    pub causal: bool,
+}
+
+/// Work for one thread: some new tokens of a request, some key/value heads, some chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) request: u32,
+    pub(super) q_begin: u32,
+    pub(super) q_end: u32,
+    pub(super) head_begin: u32,
+    pub(super) head_end: u32,
+    pub(super) chunk_begin: u32,
+    pub(super) chunk_end: u32,
+    /// Index of the split that this item is a part of, or [`WHOLE`].
+    pub(super) split: u32,
+    cost: u64,
+}
+
+/// [`Item::split`] of an item that does all chunks itself.
+pub(super) const WHOLE: u32 = u32::MAX;
+
+/// Items that share rows: each leaves its chunks' partial results, the last merges them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Split {
+    pub(super) first_slot: usize,
+    pub(super) rows: usize,
+    pub(super) chunk_begin: u32,
+    pub(super) chunk_end: u32,
+    pub(super) parts: u32,
+}
+
+/// A step's work. Buffers are kept between steps.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Plan {
+    requests: Vec<Request>,
+    items: Vec<Item>,
+    splits: Vec<Split>,
+    slots: usize,
+    rows: usize,
+    shape: Option<Shape>,
+}
+
+impl Plan {
+    /// Room for the largest step, so that none allocates.
+    pub fn with_capacity(shape: &Shape, max_num_reqs: usize, max_num_tokens: usize) -> Self {
+        let splits = shape.max_splits();
+        Self {
+            requests: Vec::with_capacity(max_num_reqs),
+            items: Vec::with_capacity(
+                (max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs) * shape.num_kv_heads
+                    + shape.slot_rows,
+            ),
+            splits: Vec::with_capacity(splits),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes that [`Plan::with_capacity`] takes.
+    pub fn bytes(shape: &Shape, max_num_reqs: usize, max_num_tokens: usize) -> usize {
+        let items = (max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs) * shape.num_kv_heads
+            + shape.slot_rows;
+        max_num_reqs * size_of::<Request>()
+            + items * size_of::<Item>()
+            + shape.max_splits() * size_of::<Split>()
+    }
+
+    /// The requests.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// Rows that belong to requests; later rows of the output are padding.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The shape that the plan was made for; `None` before the first step.
+    pub fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
+    }
+
+    /// Number of work items.
+    pub fn num_items(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Number of (rows, head) pairs whose keys are split over several items.
+    pub fn num_splits(&self) -> usize {
+        self.splits.len()
+    }
+
+    pub(super) fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    pub(super) fn splits(&self) -> &[Split] {
+        &self.splits
+    }
+
+    /// Plans a step: `requests` in row order, each beginning where the last ended. A window lets
+    /// chunks that no row sees be left out; layers may then have that window or a smaller one. With
+    /// one thread nothing is split.
+    ///
+    /// # Errors
+    /// A sentence, where requests overlap or leave rows out.
+    pub fn build(
+        &mut self,
+        shape: &Shape,
+        threads: usize,
+        window: Option<usize>,
+        requests: impl Iterator<Item = Request>,
+    ) -> Result<(), String> {
+        self.requests.clear();
+        self.items.clear();
+        self.splits.clear();
+        (self.slots, self.rows, self.shape) = (0, 0, Some(*shape));
+        for r in requests {
+            if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
+                return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
+            }
+            self.rows += r.q_len;
+            self.requests.push(r);
+        }
+        let total: u64 = (0..self.requests.len())
+            .flat_map(|r| tiles(self.requests[r], shape, window))
+            .map(|t| t.cost * shape.num_kv_heads as u64)
+            .sum();
+        let target = (total / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
+        for r in 0..self.requests.len() {
+            for tile in tiles(self.requests[r], shape, window) {
+                self.push(shape, r as u32, tile, target, threads > 1);
+            }
+        }
+        // Longest first, so that short items fill the gaps at the end.
+        self.items.sort_unstable_by_key(|i| {
+            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
+        });
+        Ok(())
+    }
+
+    fn push(&mut self, shape: &Shape, request: u32, tile: Tile, target: u64, may_split: bool) {
+        let item = Item {
+            request,
+            q_begin: tile.q_begin,
+            q_end: tile.q_end,
+            head_begin: 0,
+            head_end: shape.num_kv_heads as u32,
+            chunk_begin: tile.chunk_begin,
+            chunk_end: tile.chunk_end,
+            split: WHOLE,
+            cost: tile.cost,
+        };
+        let chunks = (tile.chunk_end - tile.chunk_begin) as usize;
+        let rows = (tile.q_end - tile.q_begin) as usize * shape.group();
+        let slots = rows * chunks * shape.num_kv_heads;
+        let fits = self.slots + slots <= shape.slot_rows
+            && self.splits.len() + shape.num_kv_heads <= shape.max_splits();
+        if may_split && chunks > 1 && tile.cost >= 2 * target && fits {
+            let per_part = ((target * chunks as u64 / tile.cost) as usize).clamp(1, chunks);
+            return self.push_split(shape, item, rows, chunks, per_part);
+        }
+        let heads = (target / tile.cost.max(1)).clamp(1, shape.num_kv_heads as u64) as u32;
+        let mut head = 0;
+        while head < item.head_end {
+            let end = item.head_end.min(head + heads);
+            let cost = tile.cost * u64::from(end - head);
+            self.items.push(Item { head_begin: head, head_end: end, cost, ..item });
+            head = end;
+        }
+    }
+
+    fn push_split(&mut self, shape: &Shape, item: Item, rows: usize, chunks: usize, per_part: usize) {
+        let parts = chunks.div_ceil(per_part) as u32;
+        for head in 0..shape.num_kv_heads as u32 {
+            let split = self.splits.len() as u32;
+            self.splits.push(Split {
+                first_slot: self.slots,
+                rows,
+                chunk_begin: item.chunk_begin,
+                chunk_end: item.chunk_end,
+                parts,
+            });
+            self.slots += rows * chunks;
+            for part in 0..parts {
+                let begin = item.chunk_begin + part * per_part as u32;
+                self.items.push(Item {
+                    head_begin: head,
+                    head_end: head + 1,
+                    chunk_begin: begin,
+                    chunk_end: item.chunk_end.min(begin + per_part as u32),
+                    split,
+                    cost: item.cost / u64::from(parts),
+                    ..item
+                });
+            }
+        }
+    }
+}
+
+/// New tokens of a request that share a pass over the keys.
+struct Tile {
+    q_begin: u32,
+    q_end: u32,
+    chunk_begin: u32,
+    chunk_end: u32,
+    /// Rows x keys of one key/value head.
+    cost: u64,
+}
+
+fn tiles(r: Request, shape: &Shape, window: Option<usize>) -> impl Iterator<Item = Tile> + use<> {
+    let (step, group) = (shape.tile_tokens(), shape.group());
+    (0..r.q_len).step_by(step).map(move |begin| {
+        let end = r.q_len.min(begin + step);
+        let (low, _) = r.sees(begin, window);
+        let (_, high) = r.sees(end - 1, window);
+        let (low, high) = (low.min(high), high);
+        let keys = (high - low) as u64;
+        Tile {
+            q_begin: begin as u32,
+            q_end: end as u32,
+            chunk_begin: (low / CHUNK) as u32,
+            chunk_end: high.div_ceil(CHUNK).max(low / CHUNK) as u32,
+            // A few rows cost as much as one: the keys have to be read.
+            cost: keys * ((end - begin) * group).max(4) as u64 + 64,
+        }
+    })
+}
+
+impl Request {
+    /// The keys that new token `row` sees, as a half-open range of positions; empty ranges are (0, 0).
+    pub(super) fn sees(&self, row: usize, window: Option<usize>) -> (usize, usize) {
+        let i = self.seq_len as i64 - self.q_len as i64 + row as i64;
+        let high = if self.causal { (i + 1).clamp(0, self.seq_len as i64) } else { self.seq_len as i64 };
+        let low = window.map_or(0, |w| i.saturating_sub_unsigned(w as u64).saturating_add(1)).max(0);
+        if low < high { (low as usize, high as usize) } else { (0, 0) }
+    }
+
+    /// Position of new token `row` in the request; negative before the first key.
+    pub(super) fn position(&self, row: usize) -> i64 {
+        self.seq_len as i64 - self.q_len as i64 + row as i64
+    }
+}

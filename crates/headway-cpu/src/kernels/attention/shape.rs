@@ -1,0 +1,155 @@
+//! What a plan and its buffers are sized by: heads, head sizes, and the room for split results. One
+//! formula for what is allocated and what is used.
+
+use super::{
+    micro::{MAX_BLOCK_ROWS, TILE},
+    plan::CHUNK,
+};
+
+/// Most bytes of partial results that a group keeps; beyond that fewer rows are split.
+const MOST_SLOT_BYTES: usize = 32 << 20;
+/// float32 to a cache line.
+const LINE: usize = 16;
+
+/// Heads of the layers of a group, and the room for split rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key/value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Elements of a query and key head, a multiple of 8.
+    pub head_size: usize,
+    /// Elements of a value head, a multiple of 8.
+    pub head_size_v: usize,
+    /// Partial rows (one row, one chunk) that the workspace holds.
+    pub slot_rows: usize,
+}
+
+impl Shape {
+    /// A shape with room for one decode of `max_model_len` tokens split as finely as can be (within a
+    /// limit of bytes).
+    ///
+    /// # Errors
+    /// A sentence, for head counts or sizes that the kernels don't take.
+    pub fn new(
+        num_heads: usize,
+        num_kv_heads: usize,
+        head_size: usize,
+        head_size_v: usize,
+        max_model_len: usize,
+    ) -> Result<Self, String> {
+        if num_kv_heads == 0 || num_heads == 0 || !num_heads.is_multiple_of(num_kv_heads) {
+            return Err(format!("{num_heads} query heads over {num_kv_heads} key/value heads"));
+        }
+        for n in [head_size, head_size_v] {
+            if n == 0 || n > 512 || !n.is_multiple_of(8) {
+                return Err(format!("a head of {n} elements (multiples of 8 up to 512 are supported)"));
+            }
+        }
+        let mut shape = Self { num_heads, num_kv_heads, head_size, head_size_v, slot_rows: 0 };
+        let wanted = num_heads.saturating_mul(max_model_len.div_ceil(CHUNK));
+        shape.slot_rows = wanted.min(MOST_SLOT_BYTES / (4 * shape.slot_floats()));
+        Ok(shape)
+    }
+
+    /// Query heads that share a key/value head.
+    pub fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// Most rows (tokens x heads) that one pass over the keys serves.
+    pub(super) fn max_rows(&self) -> usize {
+        match self.head_size.max(self.head_size_v) {
+            0..=128 => 96,
+            129..=256 => 48,
+            _ => 24,
+        }
+    }
+
+    /// New tokens that one pass over the keys serves.
+    pub(super) fn tile_tokens(&self) -> usize {
+        (self.max_rows() / self.group()).max(1)
+    }
+
+    /// Most splits in a plan: each has at least one row in each of two chunks.
+    pub(super) fn max_splits(&self) -> usize {
+        self.slot_rows / 2
+    }
+
+    /// float32 in a partial row: maximum, sum, and the accumulated values from [`SLOT_VALUES`] on.
+    pub(super) fn slot_floats(&self) -> usize {
+        SLOT_VALUES + self.head_size_v.next_multiple_of(LINE)
+    }
+
+    /// Where the arrays of a worker's scratch begin.
+    pub(super) fn scratch(&self) -> ScratchLayout {
+        let rows = self.max_rows();
+        let mut end = 0;
+        let mut place = |floats: usize| {
+            let at = end;
+            end = (at + floats).next_multiple_of(LINE) + GUARD;
+            at
+        };
+        ScratchLayout {
+            q: place(rows * self.head_size),
+            acc: place(rows * self.head_size_v),
+            total: place(rows * self.head_size_v),
+            scores: place(rows * TILE),
+            keys: place(TILE * self.head_size),
+            values: place(TILE * self.head_size_v.next_multiple_of(LINE)),
+            row_state: place(rows * 4),
+            bounds: place(rows * 2),
+            floats: end,
+        }
+    }
+
+    /// Bytes of one worker's scratch.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch().floats * 4
+    }
+
+    /// Bytes of all partial rows, with the guards at their end.
+    pub fn slot_bytes(&self) -> usize {
+        (self.slot_rows * self.slot_floats() + GUARD) * 4
+    }
+}
+
+/// Where a partial row's values begin; maximum and sum come first.
+pub(super) const SLOT_VALUES: usize = LINE;
+/// float32 after each array that nobody writes: tests look at them.
+pub(super) const GUARD: usize = LINE;
+
+/// Offsets of a worker's arrays, in float32.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScratchLayout {
+    /// `[rows, head_size]`: queries, scaled.
+    pub(super) q: usize,
+    /// `[rows, head_size_v]`: this chunk's values.
+    pub(super) acc: usize,
+    /// `[rows, head_size_v]`: the merged chunks' values.
+    pub(super) total: usize,
+    /// `[rows, TILE]`: scores, then weights.
+    pub(super) scores: usize,
+    /// `[GROUPS, head_size, GROUP]`: keys in float32.
+    pub(super) keys: usize,
+    /// `[head_size_v / 16, TILE, 16]`: values in float32.
+    pub(super) values: usize,
+    /// `[4, rows]`: maximum and sum of this chunk, and of the merged chunks.
+    pub(super) row_state: usize,
+    /// `[2, rows]`, u32: first key that a row sees, and the one after the last.
+    pub(super) bounds: usize,
+    /// All of it.
+    pub(super) floats: usize,
+}
+
+impl ScratchLayout {
+    /// Ranges that nobody writes, in float32.
+    #[cfg(test)]
+    pub(super) fn guards(&self) -> [std::ops::Range<usize>; 8] {
+        [self.acc, self.total, self.scores, self.keys, self.values, self.row_state, self.bounds, self.floats]
+            .map(|next| next - GUARD..next)
+    }
+}
+
+const _: () = assert!(CHUNK.is_multiple_of(TILE) && MAX_BLOCK_ROWS <= 24);

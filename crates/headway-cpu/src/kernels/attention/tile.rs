@@ -1,0 +1,297 @@
+//! One tile of 64 keys: scores of all rows, the online softmax step, weighted values.
+
+use super::{
+    elem::{Elem, F32},
+    item::Pass,
+    level::Level,
+    micro::{GROUP, GROUPS, MAX_BLOCK_ROWS, TILE, Values},
+    soften::Scores,
+};
+use std::ops::Range;
+
+/// The keys of a tile that any row sees: positions `from..to` of the tile that begins at `at`.
+pub(super) struct Block {
+    pub(super) at: usize,
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+impl Block {
+    /// Groups with such keys.
+    pub(super) fn groups(&self) -> Range<usize> {
+        (self.from - self.at) / GROUP..(self.to - self.at).div_ceil(GROUP)
+    }
+}
+
+/// Packed groups of keys.
+pub(super) struct Keys {
+    pub(super) groups: [*const u8; GROUPS],
+}
+
+/// Calls a method of `$a` with the number of rows as a constant.
+macro_rules! with_rows {
+    ($m:expr, $a:ident::$f:ident::<$e:ty, _ $(, $n:literal)?>($($x:expr),*)) => {
+        match $m {
+            1 => $a::$f::<$e, 1 $(, $n)?>($($x),*),
+            2 => $a::$f::<$e, 2 $(, $n)?>($($x),*),
+            3 => $a::$f::<$e, 3 $(, $n)?>($($x),*),
+            4 => $a::$f::<$e, 4 $(, $n)?>($($x),*),
+            5 => $a::$f::<$e, 5 $(, $n)?>($($x),*),
+            _ => $a::$f::<$e, 6 $(, $n)?>($($x),*),
+        }
+    };
+}
+
+/// Rows in equal blocks of at most six: `(first, count)` of each.
+fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = rows.div_ceil(rows.div_ceil(MAX_BLOCK_ROWS).max(1)).max(1);
+    (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
+}
+
+/// Few rows: keys and values are read in the cache's type, each by every block of rows.
+///
+/// # Safety
+/// As [`Pass`]'s methods; keys and values are those of the tile.
+pub(super) unsafe fn direct<A: Level, E: Elem>(p: &Pass<'_>, b: &Block, keys: &Keys, values: &Values) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        for (first, rows) in blocks(p.rows) {
+            block_scores::<A, E>(p, first, rows, b.groups(), keys);
+        }
+        for row in 0..p.rows {
+            soften_row::<A>(p, b, row);
+        }
+        for (first, rows) in blocks(p.rows) {
+            for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
+                weigh_all::<A, E>(p, first, rows, values, tokens);
+            });
+        }
+    }
+}
+
+/// Many rows: a group of keys, and a panel of values, stays in the nearest cache while all rows pass.
+///
+/// # Safety
+/// As [`Pass`]'s methods; keys and values are those of the tile, in float32, values by panels.
+pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, values: *const f32) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        for g in b.groups() {
+            for (first, rows) in blocks(p.rows) {
+                if sees_any(p, first, rows, b.at + g * GROUP) {
+                    block_scores::<A, F32>(p, first, rows, g..g + 1, keys);
+                }
+            }
+        }
+        for row in 0..p.rows {
+            soften_row::<A>(p, b, row);
+        }
+        for c in (0..p.job.shape.head_size_v).step_by(16) {
+            let panel = values.add(c * TILE);
+            let groups = std::array::from_fn(|g| panel.wrapping_add(g * GROUP * 16).cast());
+            let panel = Values { groups, stride: 64 };
+            for (first, rows) in blocks(p.rows) {
+                for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
+                    weigh_panel::<A>(p, first, rows, &panel, c, tokens);
+                });
+            }
+        }
+    }
+}
+
+/// Whether one of these rows may see a key of the group that begins at `at`.
+///
+/// # Safety
+/// As [`Pass::bounds`].
+unsafe fn sees_any(p: &Pass<'_>, first: usize, rows: usize, at: usize) -> bool {
+    // SAFETY: rows of the pass. Bounds rise with the row, but for rows that see nothing, which come
+    // first and have (0, 0).
+    let ((low, _), (_, high)) = unsafe { (p.bounds(first), p.bounds(first + rows - 1)) };
+    low < at + GROUP && high > at
+}
+
+/// Scores of a block of rows over some groups.
+///
+/// # Safety
+/// As [`direct`]; at most six rows.
+unsafe fn block_scores<A: Level, E: Elem>(
+    p: &Pass<'_>,
+    first: usize,
+    rows: usize,
+    groups: Range<usize>,
+    keys: &Keys,
+) {
+    let size = p.job.shape.head_size;
+    let q = p.at(p.job.layout.q + first * size).cast_const();
+    let s = p.at(p.job.layout.scores + first * TILE);
+    let k = keys.groups.as_ptr();
+    let mut g = groups.start;
+    // SAFETY: the rows and groups are those of the pass and the tile.
+    unsafe {
+        if rows == 1 && groups.len() == GROUPS {
+            return A::scores::<E, 1, GROUPS>(q, k, size, s);
+        }
+        while rows <= 3 && g + 2 <= groups.end {
+            let (k, s) = (k.add(g), s.add(g * GROUP));
+            match rows {
+                1 => A::scores::<E, 1, 2>(q, k, size, s),
+                2 => A::scores::<E, 2, 2>(q, k, size, s),
+                _ => A::scores::<E, 3, 2>(q, k, size, s),
+            }
+            g += 2;
+        }
+        while g < groups.end {
+            let (k, s) = (k.add(g), s.add(g * GROUP));
+            with_rows!(rows, A::scores::<E, _, 1>(q, k, size, s));
+            g += 1;
+        }
+    }
+}
+
+/// The step of the online softmax for one row, where it sees a key of the tile.
+///
+/// # Safety
+/// As [`direct`]; the row's scores are there.
+unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
+    // SAFETY: the row's arrays lie in the scratch; heads are those of the layer.
+    unsafe {
+        let seen = seen(p, b, row);
+        if seen.0 >= seen.1 {
+            return;
+        }
+        let (token, head) = p.token_and_head(row);
+        let scores = Scores {
+            s: p.at(p.job.layout.scores + row * TILE),
+            seen,
+            soft_cap: p.job.soft_cap,
+            alibi: p.job.alibi_slopes.map(|slopes| {
+                let distance = b.at as i64 - p.work.request.position(token);
+                (*slopes.get_unchecked(head), distance as f32)
+            }),
+        };
+        let width = p.job.shape.head_size_v;
+        A::soften(&scores, p.state(row, 0), p.at(p.job.layout.acc + row * width), width);
+    }
+}
+
+/// What a row sees of the tile, in tokens of the tile.
+///
+/// # Safety
+/// As [`Pass::bounds`].
+unsafe fn seen(p: &Pass<'_>, b: &Block, row: usize) -> (usize, usize) {
+    // SAFETY: a row of the pass.
+    let (low, high) = unsafe { p.bounds(row) };
+    let (from, to) = (low.max(b.from), high.min(b.to));
+    if from < to { (from - b.at, to - b.at) } else { (0, 0) }
+}
+
+/// Divides what a block of rows sees of the tile into calls of `f(first, rows, tokens)`: the tokens that
+/// all rows see, and what single rows see before and after; tokens ascend for each row. A key that a
+/// row does not see is not touched for it, so nothing there (not even NaN) can reach the result.
+///
+/// # Safety
+/// As [`Pass::bounds`].
+unsafe fn for_common_and_ragged(
+    p: &Pass<'_>,
+    b: &Block,
+    first: usize,
+    rows: usize,
+    f: impl Fn(usize, usize, (usize, usize)),
+) {
+    // SAFETY: rows of the pass. Bounds rise with the row, so the first and the last one have all.
+    unsafe {
+        let (head, tail) = (seen(p, b, first), seen(p, b, first + rows - 1));
+        let (from, to) = (head.0.max(tail.0), head.1.min(tail.1));
+        if head == tail {
+            if from < to {
+                f(first, rows, (from, to));
+            }
+            return;
+        }
+        for row in first..first + rows {
+            let (low, high) = seen(p, b, row);
+            let end = if from < to { from } else { high };
+            if low < end {
+                f(row, 1, (low, end));
+            }
+        }
+        if from < to {
+            f(first, rows, (from, to));
+            for row in first..first + rows {
+                let (_, high) = seen(p, b, row);
+                if to < high {
+                    f(row, 1, (to, high));
+                }
+            }
+        }
+    }
+}
+
+/// One panel of 16 columns from column `c` on, for a block of rows that all see `tokens`.
+///
+/// # Safety
+/// As [`converted`]; at most six rows.
+unsafe fn weigh_panel<A: Level>(
+    p: &Pass<'_>,
+    first: usize,
+    rows: usize,
+    panel: &Values,
+    c: usize,
+    tokens: (usize, usize),
+) {
+    let width = p.job.shape.head_size_v;
+    let w = p.at(p.job.layout.scores + first * TILE).cast_const();
+    let acc = p.at(p.job.layout.acc + first * width + c);
+    // SAFETY: as the caller has promised; a last panel of 8 columns takes narrow lanes.
+    unsafe {
+        if c + 16 > width {
+            with_rows!(rows, A::weigh_narrow::<F32, _>(w, panel, tokens, acc, width));
+        } else if A::N == 16 {
+            with_rows!(rows, A::weigh::<F32, _, 1>(w, panel, tokens, acc, width));
+        } else {
+            with_rows!(rows, A::weigh::<F32, _, 2>(w, panel, tokens, acc, width));
+        }
+    }
+}
+
+/// All columns for a block of rows that all see `tokens`: wide blocks of columns for few rows.
+///
+/// # Safety
+/// As [`direct`]; at most six rows.
+unsafe fn weigh_all<A: Level, E: Elem>(
+    p: &Pass<'_>,
+    first: usize,
+    rows: usize,
+    v: &Values,
+    tokens: (usize, usize),
+) {
+    let width = p.job.shape.head_size_v;
+    let w = p.at(p.job.layout.scores + first * TILE).cast_const();
+    let acc = p.at(p.job.layout.acc + first * width);
+    let columns = |c: usize| Values { groups: v.groups.map(|g| g.wrapping_add(c * E::SIZE)), ..*v };
+    let mut c = 0;
+    // SAFETY: as the caller has promised; columns up to `width`.
+    unsafe {
+        while rows == 1 && c + 8 * A::N <= width {
+            A::weigh::<E, 1, 8>(w, &columns(c), tokens, acc.add(c), width);
+            c += 8 * A::N;
+        }
+        while rows <= 3 && c + 4 * A::N <= width {
+            let (v, acc) = (columns(c), acc.add(c));
+            match rows {
+                1 => A::weigh::<E, 1, 4>(w, &v, tokens, acc, width),
+                2 => A::weigh::<E, 2, 4>(w, &v, tokens, acc, width),
+                _ => A::weigh::<E, 3, 4>(w, &v, tokens, acc, width),
+            }
+            c += 4 * A::N;
+        }
+        while c + 2 * A::N <= width {
+            with_rows!(rows, A::weigh::<E, _, 2>(w, &columns(c), tokens, acc.add(c), width));
+            c += 2 * A::N;
+        }
+        while c + 8 <= width {
+            with_rows!(rows, A::weigh_narrow::<E, _>(w, &columns(c), tokens, acc.add(c), width));
+            c += 8;
+        }
+    }
+}

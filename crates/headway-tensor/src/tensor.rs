@@ -144,6 +144,42 @@ impl Tensor {
         TensorMut { mem, dtype: self.dtype, shape: self.shape, strides: self.shape.contiguous_strides() }
     }
 
+    /// The first elements as a contiguous tensor of another shape: how a buffer that was sized for the
+    /// largest step serves a smaller one.
+    ///
+    /// # Errors
+    /// [`TensorError::WrongShape`] when the shape has more elements than the tensor.
+    pub fn view_as(&self, shape: &[usize]) -> Result<TensorRef<'_>> {
+        let (shape, range) = self.prefix(shape)?;
+        let mem = match &self.mem {
+            Mem::Host(b) => MemRef::Host(&b.as_bytes()[range]),
+            Mem::Dev(d) => MemRef::Dev(d, 0),
+        };
+        Ok(TensorRef { mem, dtype: self.dtype, shape, strides: shape.contiguous_strides() })
+    }
+
+    /// As [`Tensor::view_as`], for writing.
+    ///
+    /// # Errors
+    /// As [`Tensor::view_as`].
+    pub fn view_mut_as(&mut self, shape: &[usize]) -> Result<TensorMut<'_>> {
+        let (shape, range) = self.prefix(shape)?;
+        let mem = match &mut self.mem {
+            Mem::Host(b) => MemMut::Host(&mut b.as_bytes_mut()[range]),
+            Mem::Dev(d) => MemMut::Dev(d, 0),
+        };
+        Ok(TensorMut { mem, dtype: self.dtype, shape, strides: shape.contiguous_strides() })
+    }
+
+    fn prefix(&self, shape: &[usize]) -> Result<(Dims, Range<usize>)> {
+        let shape = Dims::new(shape);
+        let n = shape.elements();
+        if n > self.shape.elements() {
+            return Err(shape_error("prefix of a buffer".into(), &shape, &format!("at most {} elements", self.shape.elements())));
+        }
+        Ok((shape, 0..n * self.dtype.size()))
+    }
+
     /// The elements, where they lie on the host in this type.
     ///
     /// # Errors

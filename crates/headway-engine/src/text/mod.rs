@@ -7,6 +7,7 @@
 mod chat;
 mod error;
 mod gguf;
+mod header;
 mod hf;
 mod pieces;
 mod pretokenize;

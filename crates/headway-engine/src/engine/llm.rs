@@ -1,0 +1,189 @@
+//! [`LlmEngine`]: scheduler, model runner, sampler and tokenizer, joined by the step loop.
+
+use super::{
+    Engine, StepError,
+    request::{Event, GenerateRequest, RequestError},
+    session::Session,
+};
+use crate::{
+    runner::{ModelRunner, StartupReport},
+    sampling::{Row, Sampler},
+    scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
+    text::{ChatTemplate, TextError, Tokenizer},
+};
+use std::{collections::HashMap, time::Duration};
+
+/// An engine with a model.
+pub struct LlmEngine {
+    pub(super) runner: ModelRunner,
+    pub(super) scheduler: Scheduler,
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) eos_ids: Vec<u32>,
+    pub(super) sampler: Sampler,
+    pub(super) sessions: HashMap<RequestId, Session>,
+    pub(super) plan: StepPlan,
+    pub(super) outcomes: Vec<StepOutcome>,
+    pub(super) load_time: Duration,
+}
+
+impl LlmEngine {
+    /// What was decided at start-up.
+    pub fn report(&self) -> &StartupReport {
+        self.runner.report()
+    }
+
+    /// The runner, with its counters.
+    pub fn runner(&self) -> &ModelRunner {
+        &self.runner
+    }
+
+    /// The scheduler's counters.
+    pub fn scheduler_stats(&self) -> SchedulerStats {
+        self.scheduler.stats()
+    }
+
+    /// The scheduler, with its KV cache manager.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// From opening the files to the end of start-up.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    /// Ids that end an answer.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// The model's chat template.
+    ///
+    /// # Errors
+    /// A model without a tokenizer or a template.
+    pub fn chat_template(&self) -> Result<ChatTemplate, TextError> {
+        match &self.tokenizer {
+            Some(t) => t.chat_template(),
+            None => Err(TextError::NoChatTemplate),
+        }
+    }
+
+    fn check(&self, request: &GenerateRequest) -> Result<usize, RequestError> {
+        request.sampling.validate()?;
+        let vocab_size = self.runner.vocab_size();
+        if let Some(&id) = request.prompt_ids.iter().find(|id| **id as usize >= vocab_size) {
+            return Err(RequestError::IdOutOfRange { id, vocab_size });
+        }
+        let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len());
+        Ok(request.sampling.max_tokens.unwrap_or(room.max(1)))
+    }
+
+    /// Samples every row of the step that wants a token.
+    fn sample(
+        sampler: &mut Sampler,
+        sessions: &mut HashMap<RequestId, Session>,
+        scheduler: &Scheduler,
+        plan: &StepPlan,
+        eos_ids: &[u32],
+        logits: &mut [f32],
+        events: &mut Vec<Event>,
+        outcomes: &mut Vec<StepOutcome>,
+    ) -> Vec<RequestId> {
+        let vocab_size = logits.len() / plan.num_sampled().max(1);
+        let mut failed = vec![];
+        for (row, scheduled) in logits.chunks_exact_mut(vocab_size.max(1)).zip(plan.sampled()) {
+            let id = scheduled.id;
+            let last_allowed = scheduled.remaining_tokens <= 1;
+            let Some(session) = sessions.get_mut(&id) else {
+                // Aborted while the step ran: the scheduler ignores its outcome.
+                outcomes.push(StepOutcome { token: 0, finished: true });
+                continue;
+            };
+            let tokens = scheduler.tokens(id).unwrap_or(&[]);
+            match sampler.sample(row, &Row { params: &session.params, tokens, seed: session.seed }) {
+                Ok(sampled) => {
+                    let (token, reason) = session.accept(sampled, eos_ids, last_allowed);
+                    outcomes.push(StepOutcome { token: token.token_id, finished: reason.is_some() });
+                    events.push(Event::Token(id, token));
+                    if let Some(reason) = reason
+                        && let Some(session) = sessions.remove(&id)
+                    {
+                        events.push(Event::Finished(id, session.finish(reason)));
+                    }
+                }
+                Err(e) => {
+                    sessions.remove(&id);
+                    failed.push(id);
+                    outcomes.push(StepOutcome { token: 0, finished: true });
+                    events.push(Event::Failed(id, e.into()));
+                }
+            }
+        }
+        failed
+    }
+}
+
+impl Engine for LlmEngine {
+    fn add(&mut self, request: GenerateRequest) -> Result<RequestId, RequestError> {
+        let max_tokens = self.check(&request)?;
+        let session = Session::new(&request, self.tokenizer.as_ref())?;
+        let id = self.scheduler.add(NewRequest::new(request.prompt_ids, max_tokens))?;
+        self.sessions.insert(id, session);
+        Ok(id)
+    }
+
+    fn abort(&mut self, id: RequestId) -> bool {
+        self.sessions.remove(&id);
+        self.scheduler.abort(id)
+    }
+
+    fn step(&mut self, events: &mut Vec<Event>) -> Result<(), StepError> {
+        self.scheduler.schedule(&mut self.plan)?;
+        if self.plan.is_empty() {
+            return Ok(());
+        }
+        for r in &self.plan.requests {
+            if let Some(s) = self.sessions.get_mut(&r.id) {
+                s.begin(r.num_cached_tokens);
+            }
+        }
+        let scheduler = &self.scheduler;
+        let logits = self
+            .runner
+            .execute(&self.plan, |id, group| scheduler.block_table(id, group))
+            .and_then(|l| Ok(l.into_host::<f32>()?));
+        self.outcomes.clear();
+        let failed = match logits {
+            Ok(logits) => Self::sample(
+                &mut self.sampler,
+                &mut self.sessions,
+                &self.scheduler,
+                &self.plan,
+                &self.eos_ids,
+                logits,
+                events,
+                &mut self.outcomes,
+            ),
+            Err(e) => {
+                self.scheduler.cancel_step()?;
+                return Err(e.into());
+            }
+        };
+        for id in failed {
+            self.scheduler.abort(id);
+        }
+        Ok(self.scheduler.finish_step(&self.plan, &self.outcomes)?)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    fn max_request_tokens(&self) -> usize {
+        self.scheduler.max_total_tokens()
+    }
+}

@@ -1,0 +1,53 @@
+//! The engine: requests in, tokens and text out. [`Engine`] is what the CLI and a server call;
+//! [`LlmEngine`] is the one with a model behind it.
+
+mod llm;
+mod open;
+mod request;
+mod session;
+
+pub use llm::LlmEngine;
+pub use open::OpenProgress;
+pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
+
+use crate::{models::ModelError, scheduler::{RequestId, SchedulerError}, text::Tokenizer};
+
+/// Why a step failed. Requests stay queued; the same error may come back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The scheduler.
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
+    /// The model's step.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// An engine that runs requests together, step by step. One thread drives it.
+pub trait Engine {
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// What can never run: parameters out of range, too long, ids outside the vocabulary. Other requests
+    /// are not touched.
+    fn add(&mut self, request: GenerateRequest) -> Result<RequestId, RequestError>;
+
+    /// Ends a request; `false` when there is none of that id. Its pages go back to the pool.
+    fn abort(&mut self, id: RequestId) -> bool;
+
+    /// Runs one step and appends what came of it. Without work it does nothing.
+    ///
+    /// # Errors
+    /// A step that failed as a whole; nothing of it counts.
+    fn step(&mut self, events: &mut Vec<Event>) -> Result<(), StepError>;
+
+    /// Whether no request is queued or running.
+    fn is_idle(&self) -> bool;
+
+    /// The model's tokenizer, where it has one.
+    fn tokenizer(&self) -> Option<&Tokenizer>;
+
+    /// The most tokens of a request, prompt and answer.
+    fn max_request_tokens(&self) -> usize;
+}

@@ -1,0 +1,95 @@
+//! Opening an engine: files, tokenizer, start-up, scheduler.
+
+use super::llm::LlmEngine;
+use crate::{
+    kv::{KvCacheManager, KvGroupPolicy},
+    loading::{self, ModelFiles, ModelKind},
+    options::EngineOptions,
+    runner::{StartupError, startup::Startup},
+    sampling::Sampler,
+    scheduler::{Scheduler, SchedulerConfig, SchedulerError, StepPlan},
+    text::{GgufTokenizer, Tokenizer},
+};
+use headway_attention::KvCacheSpec;
+use std::{collections::HashMap, path::Path, time::Instant};
+
+/// Hears how far opening has come.
+pub type OpenProgress<'a> = &'a mut dyn FnMut(usize, usize);
+
+impl LlmEngine {
+    /// Opens the model at `path` (a directory, a GGUF or a safetensors file). `progress` hears
+    /// `(layers loaded, layers)`.
+    ///
+    /// # Errors
+    /// The files, the options, memory: each names the file or option and what to do.
+    pub fn open(path: &Path, options: &EngineOptions, progress: OpenProgress<'_>) -> Result<Self, StartupError> {
+        let started = Instant::now();
+        let files = loading::open(path)?;
+        let tokenizer = tokenizer(&files)?;
+        let eos_ids = eos_ids(&files, tokenizer.as_ref());
+        let startup = Startup::run(&files, options, progress)?;
+        let config = SchedulerConfig {
+            max_num_batched_tokens: startup.limits.max_num_tokens,
+            max_num_seqs: startup.limits.max_num_reqs,
+            max_model_len: startup.limits.max_model_len,
+            long_prefill_token_threshold: None,
+            decode_first_threshold: startup.reorder_batch_threshold,
+        };
+        let policies = startup.kv_specs.iter().map(policy).collect();
+        let kv = KvCacheManager::new(startup.num_blocks, policies, !options.no_prefix_caching)
+            .map_err(SchedulerError::from)?;
+        let scheduler = Scheduler::new(config, kv)?;
+        let mut runner = startup.runner;
+        runner.note_max_request_tokens(scheduler.max_total_tokens());
+        Ok(Self {
+            runner,
+            scheduler,
+            tokenizer,
+            eos_ids,
+            sampler: Sampler::new(),
+            sessions: HashMap::new(),
+            plan: StepPlan::default(),
+            outcomes: vec![],
+            load_time: started.elapsed(),
+        })
+    }
+}
+
+/// How the pages of a group are handed out.
+fn policy(spec: &KvCacheSpec) -> KvGroupPolicy {
+    let block_size = spec.block_size();
+    match spec {
+        KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {
+            KvGroupPolicy::chunked_local(block_size, *attention_chunk_size)
+        }
+        other => match other.sliding_window() {
+            Some(window) => KvGroupPolicy::sliding_window(block_size, window),
+            None => KvGroupPolicy::full(block_size),
+        },
+    }
+}
+
+fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>, StartupError> {
+    Ok(match &files.kind {
+        ModelKind::Safetensors(hf) => match &hf.tokenizer_json {
+            Some(_) => Some(Tokenizer::from_dir(&files.root)?),
+            None => None,
+        },
+        ModelKind::Gguf(g) => Some(Tokenizer::from_gguf(GgufTokenizer::try_from(g.metadata())?)?),
+    })
+}
+
+/// The tokenizer's ids that end an answer, or the config's where there is no tokenizer.
+fn eos_ids(files: &ModelFiles, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+    if let Some(t) = tokenizer {
+        return t.eos_ids().to_vec();
+    }
+    let ModelKind::Safetensors(hf) = &files.kind else { return vec![] };
+    let field = |v: &serde_json::Value| v.get("eos_token_id").cloned();
+    let value = hf.generation_config.as_ref().and_then(field).or_else(|| field(&hf.config));
+    match value {
+        Some(serde_json::Value::Array(a)) => a.iter().filter_map(|v| v.as_u64()).map(|v| v as u32).collect(),
+        Some(v) => v.as_u64().map(|v| v as u32).into_iter().collect(),
+        None => vec![],
+    }
+}

@@ -1,0 +1,92 @@
+//! Lifetime: one request. What the engine keeps of it besides the scheduler's tokens: parameters,
+//! text in the making, times.
+
+use super::request::{FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
+use crate::{
+    sampling::{SamplingParams, Sampled, fresh_seed},
+    text::{StopMatcher, StreamDecoder, Tokenizer},
+};
+use std::time::Instant;
+
+/// One running request.
+pub(super) struct Session {
+    pub params: SamplingParams,
+    pub seed: u64,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    text: Option<(StreamDecoder, StopMatcher)>,
+    token_ids: Vec<u32>,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+}
+
+impl Session {
+    pub(super) fn new(request: &GenerateRequest, tokenizer: Option<&Tokenizer>) -> Result<Self, RequestError> {
+        let params = request.sampling.clone();
+        let stop = StopMatcher::new(&params.stop)?;
+        if tokenizer.is_none() && !params.stop.is_empty() {
+            return Err(RequestError::StopWithoutTokenizer);
+        }
+        Ok(Self {
+            seed: params.seed.unwrap_or_else(fresh_seed),
+            params,
+            prompt_tokens: request.prompt_ids.len(),
+            cached_tokens: 0,
+            text: tokenizer.map(|t| (StreamDecoder::continuing(t.clone(), true), stop)),
+            token_ids: vec![],
+            started: None,
+            first_token: None,
+        })
+    }
+
+    /// A step with tokens of the request begins.
+    pub(super) fn begin(&mut self, cached_tokens: usize) {
+        self.started.get_or_insert_with(Instant::now);
+        self.cached_tokens = cached_tokens;
+    }
+
+    /// Takes a sampled token: what to tell of it, and whether it is the last.
+    pub(super) fn accept(
+        &mut self,
+        sampled: Sampled,
+        eos_ids: &[u32],
+        last_allowed: bool,
+    ) -> (NewToken, Option<FinishReason>) {
+        let token = sampled.token;
+        self.first_token.get_or_insert_with(Instant::now);
+        self.token_ids.push(token);
+        let ends = self.params.is_stop_token(token, eos_ids);
+        let mut text = String::new();
+        let mut stopped = false;
+        if let Some((decoder, stop)) = &mut self.text {
+            // An ending token has no text; what was held back comes out with it.
+            let piece = if ends { String::new() } else { decoder.push(token) };
+            text = stop.push(&piece);
+            if ends || (last_allowed && stop.matched().is_none()) {
+                text.push_str(&stop.push(&decoder.finish()));
+                text.push_str(&stop.finish());
+            }
+            stopped = stop.matched().is_some();
+        }
+        let reason = if ends || stopped {
+            Some(FinishReason::Stop)
+        } else {
+            last_allowed.then_some(FinishReason::Length)
+        };
+        (NewToken { token_id: token, text, logprobs: sampled.logprobs.map(|(_, l)| l) }, reason)
+    }
+
+    /// The request's account.
+    pub(super) fn finish(self, reason: FinishReason) -> Finished {
+        let now = Instant::now();
+        let first = self.first_token.unwrap_or(now);
+        let started = self.started.unwrap_or(first);
+        let timings = Timings {
+            prefill_s: (first - started).as_secs_f64(),
+            prefill_tokens: self.prompt_tokens - self.cached_tokens,
+            decode_s: (now - first).as_secs_f64(),
+            decode_tokens: self.token_ids.len().saturating_sub(1),
+        };
+        Finished { reason, cached_tokens: self.cached_tokens, seed: self.seed, token_ids: self.token_ids, timings }
+    }
+}

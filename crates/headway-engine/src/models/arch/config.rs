@@ -1,0 +1,176 @@
+//! Reads fields of a Hugging Face `config.json`, naming the file and the field in every error. Knows
+//! both layouts: the hub's (`rope_theta`, `rope_scaling`, `torch_dtype`) and the one that
+//! transformers 5 writes (`rope_parameters`, `dtype`).
+
+use crate::models::{
+    ModelError,
+    rope::{RopePlan, RopeScaling},
+};
+use headway_tensor::RopeStyle;
+use serde_json::Value;
+
+/// A config file with its name.
+pub struct ConfigReader<'a> {
+    file: &'a str,
+    json: &'a Value,
+}
+
+impl<'a> ConfigReader<'a> {
+    /// Reads `json`, which came from `file`.
+    pub fn new(file: &'a str, json: &'a Value) -> Self {
+        Self { file, json }
+    }
+
+    /// An error about a field.
+    pub fn error(&self, field: &str, why: impl Into<String>) -> ModelError {
+        ModelError::Field { file: self.file.into(), field: field.into(), why: why.into() }
+    }
+
+    /// An error about a feature.
+    pub fn unsupported(&self, what: impl Into<String>, remedy: impl Into<String>) -> ModelError {
+        ModelError::Unsupported { file: self.file.into(), what: what.into(), remedy: remedy.into() }
+    }
+
+    /// A field that is there and not null.
+    pub fn get(&self, field: &str) -> Option<&'a Value> {
+        self.json.get(field).filter(|v| !v.is_null())
+    }
+
+    /// The first of `architectures`.
+    pub fn architecture(&self) -> Result<String, ModelError> {
+        self.get("architectures")
+            .and_then(|a| a.get(0))
+            .and_then(Value::as_str)
+            .map(str::to_owned)
+            .ok_or_else(|| self.error("architectures", "is missing; it must list the model's class"))
+    }
+
+    /// A positive count below 2³¹, where given.
+    pub fn opt_usize(&self, field: &str) -> Result<Option<usize>, ModelError> {
+        let Some(v) = self.get(field) else { return Ok(None) };
+        match v.as_u64() {
+            Some(n) if n > 0 && n < 1 << 31 => Ok(Some(n as usize)),
+            _ => Err(self.error(field, format!("is {v}; a positive whole number is needed"))),
+        }
+    }
+
+    /// A positive count.
+    pub fn usize(&self, field: &str) -> Result<usize, ModelError> {
+        self.opt_usize(field)?.ok_or_else(|| self.error(field, "is missing"))
+    }
+
+    /// A finite number, where given.
+    pub fn opt_f64(&self, field: &str) -> Result<Option<f64>, ModelError> {
+        self.get(field).map(|v| self.number(field, v)).transpose()
+    }
+
+    /// A finite number.
+    pub fn f64(&self, field: &str) -> Result<f64, ModelError> {
+        self.opt_f64(field)?.ok_or_else(|| self.error(field, "is missing"))
+    }
+
+    fn number(&self, field: &str, v: &Value) -> Result<f64, ModelError> {
+        v.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.error(field, format!("is {v}; a number is needed")))
+    }
+
+    /// A flag, false where not given.
+    pub fn flag(&self, field: &str) -> Result<bool, ModelError> {
+        match self.get(field) {
+            None => Ok(false),
+            Some(v) => v.as_bool().ok_or_else(|| self.error(field, format!("is {v}; true or false is needed"))),
+        }
+    }
+
+    /// A list of strings, one a layer, where given.
+    pub fn layer_types(&self, num_layers: usize) -> Result<Option<Vec<String>>, ModelError> {
+        let Some(v) = self.get("layer_types") else { return Ok(None) };
+        let list: Option<Vec<String>> =
+            v.as_array().and_then(|a| a.iter().map(|x| x.as_str().map(str::to_owned)).collect());
+        match list {
+            Some(l) if l.len() == num_layers => Ok(Some(l)),
+            Some(l) => Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", l.len()))),
+            None => Err(self.error("layer_types", "is not a list of strings")),
+        }
+    }
+
+    /// The rotary embedding of a kind of layer. `head_size` is multiplied by `partial_rotary_factor`.
+    /// `default_theta` stands where the config is silent. `max_len` decides between the two factor
+    /// lists of LongRoPE.
+    pub fn rope(&self, layer_type: &str, head_size: usize, default_theta: f64) -> Result<RopePlan, ModelError> {
+        let parameters = self.get("rope_parameters").map(|p| p.get(layer_type).filter(|v| v.is_object()).unwrap_or(p));
+        let field = |name: &str| -> Result<Option<f64>, ModelError> {
+            match parameters.and_then(|p| p.get(name)).filter(|v| !v.is_null()) {
+                Some(v) => self.number(name, v).map(Some),
+                None => self.opt_f64(name),
+            }
+        };
+        let theta = field("rope_theta")?.unwrap_or(default_theta);
+        let partial = field("partial_rotary_factor")?.unwrap_or(1.0);
+        let rotary_dim = (head_size as f64 * partial) as usize;
+        if theta <= 0.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
+            return Err(self.error("rope", format!("theta {theta} with {rotary_dim} rotated elements of {head_size}")));
+        }
+        let scaling = match parameters.or_else(|| self.get("rope_scaling")) {
+            Some(v) => self.rope_scaling(v, rotary_dim)?,
+            None => None,
+        };
+        Ok(RopePlan { theta, rotary_dim, style: RopeStyle::Halves, scaling })
+    }
+
+    fn rope_scaling(&self, v: &Value, rotary_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
+        let kind = v.get("rope_type").or_else(|| v.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let number = |name: &str| match v.get(name) {
+            Some(x) => self.number(&format!("rope_scaling.{name}"), x),
+            None => Err(self.error(&format!("rope_scaling.{name}"), format!("is missing for type {kind}"))),
+        };
+        let positive = |name: &str| {
+            number(name).and_then(|x| {
+                if x > 0.0 { Ok(x) } else { Err(self.error(&format!("rope_scaling.{name}"), "must be above 0")) }
+            })
+        };
+        Ok(match kind {
+            "default" => None,
+            "linear" => Some(RopeScaling::Linear { factor: positive("factor")? }),
+            "llama3" => Some(RopeScaling::Llama3 {
+                factor: positive("factor")?,
+                low_freq_factor: positive("low_freq_factor")?,
+                high_freq_factor: positive("high_freq_factor")?,
+                original_max_position_embeddings: positive("original_max_position_embeddings")?,
+            }),
+            "longrope" | "su" => Some(self.longrope(v, rotary_dim)?),
+            other => {
+                return Err(self.unsupported(
+                    format!("rope scaling of type {other}"),
+                    "supported: default, linear, llama3, longrope",
+                ));
+            }
+        })
+    }
+
+    /// LongRoPE as serving engines apply it: the long factors when the model's full context is past the
+    /// original one, the short ones otherwise.
+    fn longrope(&self, v: &Value, rotary_dim: usize) -> Result<RopeScaling, ModelError> {
+        let max = self.usize("max_position_embeddings")? as f64;
+        let original = match v.get("original_max_position_embeddings") {
+            Some(x) => self.number("rope_scaling.original_max_position_embeddings", x)?,
+            None => self.f64("original_max_position_embeddings")?,
+        };
+        let name = if max > original { "long_factor" } else { "short_factor" };
+        let factors: Vec<f64> = v
+            .get(name)
+            .and_then(Value::as_array)
+            .map(|a| a.iter().filter_map(Value::as_f64).filter(|f| *f > 0.0).collect())
+            .unwrap_or_default();
+        if factors.len() != rotary_dim / 2 {
+            let why = format!("has {} positive numbers; {} are needed", factors.len(), rotary_dim / 2);
+            return Err(self.error(&format!("rope_scaling.{name}"), why));
+        }
+        let scale = max / original;
+        let attention_factor = match v.get("attention_factor").filter(|x| !x.is_null()) {
+            Some(x) => self.number("rope_scaling.attention_factor", x)?,
+            None if scale <= 1.0 => 1.0,
+            None => (1.0 + scale.ln() / original.ln()).sqrt(),
+        };
+        Ok(RopeScaling::PerFrequency { factors, attention_factor })
+    }
+}

@@ -1,0 +1,249 @@
+//! Translators of GGUF headers: llama, qwen2 and gemma3, with the facts that their headers leave out.
+
+use crate::{
+    loading::{Checkpoint, GgufFile},
+    models::{
+        ModelError, ModelPlan,
+        plan::{
+            AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, NormPlan, QkNormPlan,
+        },
+        rope::{RopePlan, RopeScaling},
+    },
+};
+use headway_tensor::{Activation, RopeStyle};
+
+/// Values of `general.architecture` with a translator.
+pub(super) const KNOWN: &[&str] = &["llama", "qwen2", "gemma3"];
+
+/// The plan of a GGUF file.
+pub(super) fn plan(g: &GgufFile) -> Result<ModelPlan, ModelError> {
+    let header = Header::read(g)?;
+    match g.architecture()? {
+        "llama" => llama(&header),
+        "qwen2" => qwen2(&header),
+        "gemma3" => gemma3(&header),
+        other => Err(ModelError::UnknownArchitecture {
+            file: g.path().display().to_string(),
+            name: format!("{other} (GGUF)"),
+            known: super::known(),
+        }),
+    }
+}
+
+/// The header's sizes, under the architecture's prefix.
+struct Header<'a> {
+    file: &'a GgufFile,
+    arch: String,
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_size: usize,
+    vocab: usize,
+    context: usize,
+    eps: f32,
+}
+
+impl<'a> Header<'a> {
+    fn read(file: &'a GgufFile) -> Result<Self, ModelError> {
+        let (m, arch) = (file.metadata(), file.architecture()?.to_owned());
+        let size = |key: &str| m.usize(&format!("{arch}.{key}"));
+        let (hidden, heads) = (size("embedding_length")?, size("attention.head_count")?);
+        let kv_heads = m.opt_usize(&format!("{arch}.attention.head_count_kv"))?.unwrap_or(heads);
+        let head_size = match m.opt_usize(&format!("{arch}.attention.key_length"))? {
+            Some(d) => d,
+            None => hidden / heads.max(1),
+        };
+        let vocab = file.get("token_embd.weight")?.rows();
+        Ok(Self {
+            hidden,
+            heads,
+            kv_heads,
+            head_size,
+            vocab,
+            intermediate: size("feed_forward_length")?,
+            layers: size("block_count")?,
+            context: size("context_length")?,
+            eps: m.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"))?,
+            file,
+            arch,
+        })
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    fn unsupported(&self, what: &str, remedy: &str) -> ModelError {
+        let file = self.file.path().display().to_string();
+        ModelError::Unsupported { file, what: what.into(), remedy: remedy.into() }
+    }
+
+    /// The rotary embedding that the header describes.
+    fn rope(&self, style: RopeStyle) -> Result<RopePlan, ModelError> {
+        let m = self.file.metadata();
+        let theta = f64::from(m.opt_f32(&self.key("rope.freq_base"))?.unwrap_or(10000.0));
+        let rotary_dim = m.opt_usize(&self.key("rope.dimension_count"))?.unwrap_or(self.head_size);
+        if theta <= 0.0 || rotary_dim < 2 || rotary_dim > self.head_size || !rotary_dim.is_multiple_of(2) {
+            return Err(self.unsupported(
+                &format!("a rotary embedding of base {theta} over {rotary_dim} of {} elements", self.head_size),
+                "the file is damaged or of a newer kind",
+            ));
+        }
+        let scaling = match m.opt_text(&self.key("rope.scaling.type"))? {
+            None | Some("none") => self.rope_factors(rotary_dim)?,
+            Some("linear") => {
+                let factor = f64::from(m.f32(&self.key("rope.scaling.factor"))?);
+                (factor > 0.0).then_some(RopeScaling::Linear { factor })
+            }
+            Some(other) => {
+                return Err(self.unsupported(&format!("rope scaling of type {other}"), "supported: none, linear"));
+            }
+        };
+        Ok(RopePlan { theta, rotary_dim, style, scaling })
+    }
+
+    /// Llama 3's scaling, which GGUF files carry as a divisor for each pair.
+    fn rope_factors(&self, rotary_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
+        if !self.file.contains("rope_freqs.weight") {
+            return Ok(None);
+        }
+        let w = self.file.get("rope_freqs.weight")?;
+        let factors: Vec<f64> = w.to_f32().into_iter().map(f64::from).collect();
+        if factors.len() != rotary_dim / 2 || factors.iter().any(|f| *f <= 0.0 || !f.is_finite()) {
+            return Err(ModelError::WrongShape {
+                file: self.file.describe(),
+                name: "rope_freqs.weight".into(),
+                found: w.shape().to_vec(),
+                expected: vec![rotary_dim / 2],
+            });
+        }
+        Ok(Some(RopeScaling::PerFrequency { factors, attention_factor: 1.0 }))
+    }
+
+    fn norm(&self, layer: usize, name: &str) -> NormPlan {
+        NormPlan::plain(format!("blk.{layer}.{name}.weight"))
+    }
+
+    fn attention(&self, layer: usize, qkv_bias: bool) -> AttentionPlan {
+        let part = |name: &str, bias: bool| {
+            let module = format!("blk.{layer}.{name}");
+            (format!("{module}.weight"), bias.then(|| format!("{module}.bias")))
+        };
+        let (o, _) = part("attn_output", false);
+        AttentionPlan {
+            num_heads: self.heads,
+            num_kv_heads: self.kv_heads,
+            head_size: self.head_size,
+            scale: (self.head_size as f64).powf(-0.5) as f32,
+            qkv: LinearPlan {
+                parts: ["attn_q", "attn_k", "attn_v"].map(|n| part(n, qkv_bias)).to_vec(),
+                in_features: self.hidden,
+                out_features: (self.heads + 2 * self.kv_heads) * self.head_size,
+            },
+            o: LinearPlan::single(o, None, self.heads * self.head_size, self.hidden),
+            qk_norm: None,
+            rope: 0,
+            sliding_window: None,
+            logit_soft_cap: None,
+        }
+    }
+
+    fn gated(&self, layer: usize, activation: Activation) -> FeedForwardPlan {
+        let name = |n: &str| format!("blk.{layer}.{n}.weight");
+        FeedForwardPlan::Gated {
+            gate_up: LinearPlan {
+                parts: vec![(name("ffn_gate"), None), (name("ffn_up"), None)],
+                in_features: self.hidden,
+                out_features: 2 * self.intermediate,
+            },
+            down: LinearPlan::single(name("ffn_down"), None, self.intermediate, self.hidden),
+            activation,
+        }
+    }
+
+    fn pre_norm_layer(&self, layer: usize, attention: AttentionPlan) -> LayerPlan {
+        LayerPlan {
+            pre_mixer_norm: Some(self.norm(layer, "attn_norm")),
+            post_mixer_norm: None,
+            pre_ffn_norm: Some(self.norm(layer, "ffn_norm")),
+            post_ffn_norm: None,
+            mixer: MixerPlan::Attention(attention),
+            feed_forward: self.gated(layer, Activation::Silu),
+        }
+    }
+
+    fn model(&self, ropes: Vec<RopePlan>, layers: Vec<LayerPlan>) -> ModelPlan {
+        let head = "output.weight";
+        ModelPlan {
+            architecture: format!("{} (GGUF)", self.arch),
+            hidden_size: self.hidden,
+            vocab_size: self.vocab,
+            max_position_embeddings: self.context,
+            rms_norm_eps: self.eps,
+            embedding_scale: 1.0,
+            embedding: "token_embd.weight".into(),
+            lm_head: self
+                .file
+                .contains(head)
+                .then(|| LinearPlan::single(head.into(), None, self.hidden, self.vocab)),
+            final_norm: NormPlan::plain("output_norm.weight"),
+            logit_scale: 1.0,
+            final_logit_soft_cap: None,
+            ropes,
+            layers,
+        }
+    }
+}
+
+/// Rows of q and k are permuted for neighbouring pairs.
+fn llama(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
+    if h.file.metadata().opt_usize(&h.key("expert_count"))?.unwrap_or(0) > 0 {
+        return Err(h.unsupported("a mixture of experts in a llama GGUF", "use a dense model"));
+    }
+    let layers = (0..h.layers).map(|i| h.pre_norm_layer(i, h.attention(i, false))).collect();
+    Ok(h.model(vec![h.rope(RopeStyle::Interleaved)?], layers))
+}
+
+fn qwen2(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
+    let layers = (0..h.layers).map(|i| h.pre_norm_layer(i, h.attention(i, true))).collect();
+    Ok(h.model(vec![h.rope(RopeStyle::Halves)?], layers))
+}
+
+/// Norm weights come with their 1 added. Which layers slide (all but every sixth) and the local rotary
+/// base (10000) follow from the architecture.
+fn gemma3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
+    const PATTERN: usize = 6;
+    // Gemma 3 27B, the one with 62 layers, scales by its width a head instead of the head size.
+    let scaled_by = if h.layers == 62 { h.hidden / h.heads } else { h.head_size };
+    let window = h.file.metadata().opt_usize(&h.key("attention.sliding_window"))?.filter(|w| *w > 0);
+    let full = h.rope(RopeStyle::Halves)?;
+    let local = RopePlan { theta: 10000.0, scaling: None, ..full.clone() };
+    let layers = (0..h.layers)
+        .map(|i| {
+            let sliding_window = window.filter(|_| !(i + 1).is_multiple_of(PATTERN));
+            LayerPlan {
+                pre_mixer_norm: Some(h.norm(i, "attn_norm")),
+                post_mixer_norm: Some(h.norm(i, "post_attention_norm")),
+                pre_ffn_norm: Some(h.norm(i, "ffn_norm")),
+                post_ffn_norm: Some(h.norm(i, "post_ffw_norm")),
+                mixer: MixerPlan::Attention(AttentionPlan {
+                    scale: (scaled_by as f64).powf(-0.5) as f32,
+                    qk_norm: Some(QkNormPlan {
+                        q: h.norm(i, "attn_q_norm"),
+                        k: h.norm(i, "attn_k_norm"),
+                        per_head: true,
+                    }),
+                    sliding_window,
+                    rope: usize::from(sliding_window.is_some()),
+                    ..h.attention(i, false)
+                }),
+                feed_forward: h.gated(i, Activation::GeluTanh),
+            }
+        })
+        .collect();
+    let mut plan = h.model(vec![full, local], layers);
+    plan.embedding_scale = (h.hidden as f64).sqrt() as f32;
+    Ok(plan)
+}

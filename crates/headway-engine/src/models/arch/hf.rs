@@ -1,0 +1,200 @@
+//! What Hugging Face decoder configs have in common: sizes, activation, and the usual weight names.
+
+use super::ConfigReader;
+use crate::models::{
+    ModelError,
+    plan::{
+        AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, ModelPlan, NormPlan, QkNormPlan,
+    },
+    rope::RopePlan,
+};
+use headway_tensor::Activation;
+
+/// The sizes that every decoder config states.
+pub(super) struct Sizes {
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_size: usize,
+    pub vocab: usize,
+    pub max_positions: usize,
+    pub eps: f32,
+}
+
+impl Sizes {
+    pub(super) fn read(c: &ConfigReader<'_>, default_eps: f64) -> Result<Self, ModelError> {
+        let (hidden, heads) = (c.usize("hidden_size")?, c.usize("num_attention_heads")?);
+        let head_size = match c.opt_usize("head_dim")? {
+            Some(d) => d,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => return Err(c.error("num_attention_heads", format!("{heads} does not divide hidden_size {hidden}"))),
+        };
+        let kv_heads = c.opt_usize("num_key_value_heads")?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(c.error("num_key_value_heads", format!("{kv_heads} does not divide the {heads} query heads")));
+        }
+        let layers = c.usize("num_hidden_layers")?;
+        if layers > 1024 {
+            return Err(c.error("num_hidden_layers", format!("is {layers}; at most 1024 are expected")));
+        }
+        Ok(Self {
+            hidden,
+            intermediate: c.usize("intermediate_size")?,
+            layers,
+            heads,
+            kv_heads,
+            head_size,
+            vocab: c.usize("vocab_size")?,
+            max_positions: c.usize("max_position_embeddings")?,
+            eps: c.opt_f64("rms_norm_eps")?.unwrap_or(default_eps) as f32,
+        })
+    }
+
+    pub(super) fn default_scale(&self) -> f32 {
+        (self.head_size as f64).powf(-0.5) as f32
+    }
+}
+
+/// Weight names of one layer, under `model.layers.N`.
+pub(super) struct Names(String);
+
+impl Names {
+    pub(super) fn layer(i: usize) -> Self {
+        Self(format!("model.layers.{i}"))
+    }
+
+    pub(super) fn weight(&self, module: &str) -> String {
+        format!("{}.{module}.weight", self.0)
+    }
+
+    fn part(&self, module: &str, bias: bool) -> (String, Option<String>) {
+        (self.weight(module), bias.then(|| format!("{}.{module}.bias", self.0)))
+    }
+
+    pub(super) fn norm(&self, module: &str, offset: f32) -> NormPlan {
+        NormPlan { weight: self.weight(module), offset }
+    }
+
+    /// Separate `q_proj`, `k_proj`, `v_proj`.
+    pub(super) fn qkv(&self, s: &Sizes, bias: bool) -> LinearPlan {
+        let modules = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+        LinearPlan {
+            parts: modules.map(|m| self.part(m, bias)).to_vec(),
+            in_features: s.hidden,
+            out_features: (s.heads + 2 * s.kv_heads) * s.head_size,
+        }
+    }
+
+    /// One fused projection `module` with the output width of `qkv`.
+    pub(super) fn fused_qkv(&self, module: &str, s: &Sizes) -> LinearPlan {
+        LinearPlan { parts: vec![self.part(module, false)], ..self.qkv(s, false) }
+    }
+
+    pub(super) fn o(&self, s: &Sizes, bias: bool) -> LinearPlan {
+        let (w, b) = self.part("self_attn.o_proj", bias);
+        LinearPlan::single(w, b, s.heads * s.head_size, s.hidden)
+    }
+
+    /// Separate `gate_proj` and `up_proj`, then `down_proj`.
+    pub(super) fn gated(&self, s: &Sizes, activation: Activation, bias: bool) -> FeedForwardPlan {
+        let (down, down_bias) = self.part("mlp.down_proj", bias);
+        FeedForwardPlan::Gated {
+            gate_up: LinearPlan {
+                parts: ["mlp.gate_proj", "mlp.up_proj"].map(|m| self.part(m, bias)).to_vec(),
+                in_features: s.hidden,
+                out_features: 2 * s.intermediate,
+            },
+            down: LinearPlan::single(down, down_bias, s.intermediate, s.hidden),
+            activation,
+        }
+    }
+
+    pub(super) fn fused_gated(&self, module: &str, s: &Sizes, activation: Activation) -> FeedForwardPlan {
+        match self.gated(s, activation, false) {
+            FeedForwardPlan::Gated { gate_up, down, activation } => FeedForwardPlan::Gated {
+                gate_up: LinearPlan { parts: vec![self.part(module, false)], ..gate_up },
+                down,
+                activation,
+            },
+        }
+    }
+
+    /// Norms of each query and key head.
+    pub(super) fn qk_norm(&self, offset: f32, per_head: bool) -> QkNormPlan {
+        let (q, k) = (self.norm("self_attn.q_norm", offset), self.norm("self_attn.k_norm", offset));
+        QkNormPlan { q, k, per_head }
+    }
+
+    /// A layer with norms before mixer and feed-forward, and none after.
+    pub(super) fn pre_norm_layer(&self, attention: AttentionPlan, feed_forward: FeedForwardPlan) -> LayerPlan {
+        LayerPlan {
+            pre_mixer_norm: Some(self.norm("input_layernorm", 0.0)),
+            post_mixer_norm: None,
+            pre_ffn_norm: Some(self.norm("post_attention_layernorm", 0.0)),
+            post_ffn_norm: None,
+            mixer: MixerPlan::Attention(attention),
+            feed_forward,
+        }
+    }
+
+    /// Attention with separate projections and nothing special.
+    pub(super) fn attention(&self, s: &Sizes, qkv_bias: bool, o_bias: bool) -> AttentionPlan {
+        AttentionPlan {
+            num_heads: s.heads,
+            num_kv_heads: s.kv_heads,
+            head_size: s.head_size,
+            scale: s.default_scale(),
+            qkv: self.qkv(s, qkv_bias),
+            o: self.o(s, o_bias),
+            qk_norm: None,
+            rope: 0,
+            sliding_window: None,
+            logit_soft_cap: None,
+        }
+    }
+}
+
+/// The activation by its name in the config.
+pub(super) fn activation(c: &ConfigReader<'_>) -> Result<Activation, ModelError> {
+    let name = ["hidden_activation", "hidden_act"].iter().find_map(|f| c.get(f)).and_then(|v| v.as_str());
+    match name {
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some("gelu") => Ok(Activation::Gelu),
+        other => Err(c.unsupported(
+            format!("activation {}", other.unwrap_or("(none given)")),
+            "supported: silu, gelu, gelu_pytorch_tanh",
+        )),
+    }
+}
+
+/// The model around its layers: embedding, final norm, head.
+pub(super) fn model(
+    c: &ConfigReader<'_>,
+    s: &Sizes,
+    ropes: Vec<RopePlan>,
+    layers: Vec<LayerPlan>,
+    tied_by_default: bool,
+) -> Result<ModelPlan, ModelError> {
+    let tied = match c.get("tie_word_embeddings") {
+        None => tied_by_default,
+        Some(_) => c.flag("tie_word_embeddings")?,
+    };
+    Ok(ModelPlan {
+        architecture: c.architecture()?,
+        hidden_size: s.hidden,
+        vocab_size: s.vocab,
+        max_position_embeddings: s.max_positions,
+        rms_norm_eps: s.eps,
+        embedding_scale: 1.0,
+        embedding: "model.embed_tokens.weight".into(),
+        lm_head: (!tied).then(|| LinearPlan::single("lm_head.weight".into(), None, s.hidden, s.vocab)),
+        final_norm: NormPlan::plain("model.norm.weight"),
+        logit_scale: 1.0,
+        final_logit_soft_cap: None,
+        ropes,
+        layers,
+    })
+}

@@ -1,0 +1,51 @@
+//! Translators: a config into a plan. One file a family; a new architecture is one function and its
+//! line in a table here.
+
+mod config;
+mod families;
+mod gguf;
+mod hf;
+
+pub use config::ConfigReader;
+
+use super::{ModelError, ModelPlan};
+use crate::loading::{ModelFiles, ModelKind};
+
+type Translate = fn(&ConfigReader<'_>) -> Result<ModelPlan, ModelError>;
+
+/// Architectures by the name in `config.json`'s `architectures`.
+const HUGGING_FACE: &[(&str, Translate)] = &[
+    ("LlamaForCausalLM", families::llama),
+    ("MistralForCausalLM", families::mistral),
+    ("Qwen2ForCausalLM", families::qwen2),
+    ("Qwen3ForCausalLM", families::qwen3),
+    ("Gemma2ForCausalLM", families::gemma2),
+    ("Gemma3ForCausalLM", families::gemma3),
+    ("Phi3ForCausalLM", families::phi3),
+    ("Olmo2ForCausalLM", families::olmo2),
+];
+
+/// The plan of a model's files.
+///
+/// # Errors
+/// An architecture without a translator, with the list of those there are; a missing field, by name.
+pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
+    match &files.kind {
+        ModelKind::Safetensors(hf) => {
+            let file = hf.config_path.display().to_string();
+            let reader = ConfigReader::new(&file, &hf.config);
+            let name = reader.architecture()?;
+            let (_, translate) = HUGGING_FACE.iter().find(|(n, _)| *n == name).ok_or_else(|| {
+                ModelError::UnknownArchitecture { file: file.clone(), name: name.clone(), known: known() }
+            })?;
+            translate(&reader)
+        }
+        ModelKind::Gguf(g) => gguf::plan(g),
+    }
+}
+
+/// All architectures, as users would look for them.
+pub fn known() -> String {
+    let hf: Vec<_> = HUGGING_FACE.iter().map(|(n, _)| *n).collect();
+    format!("{}; GGUF: {}", hf.join(", "), gguf::KNOWN.join(", "))
+}

@@ -1,0 +1,62 @@
+//! Why a model can't be planned or loaded.
+
+use crate::loading::LoadError;
+use headway_attention::AttentionError;
+use headway_tensor::TensorError;
+
+/// What can go wrong between a config file and a decoder.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// An architecture without a translator.
+    #[error("{file}: architecture {name} is not supported; supported: {known}")]
+    UnknownArchitecture {
+        /// The config or GGUF file.
+        file: String,
+        /// What the file says.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A field that the architecture needs is missing or has the wrong type.
+    #[error("{file}: {field} {why}")]
+    Field {
+        /// The config or GGUF file.
+        file: String,
+        /// The field or key.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A feature that the architecture has and headway doesn't.
+    #[error("{file}: {what} is not supported; {remedy}")]
+    Unsupported {
+        /// The config or GGUF file.
+        file: String,
+        /// The feature.
+        what: String,
+        /// What is, or what to do.
+        remedy: String,
+    },
+    /// A tensor of another shape than the config says.
+    #[error("{file}: tensor {name} has shape {found:?}, but the config asks for {expected:?}; the files don't belong together or are damaged")]
+    WrongShape {
+        /// The weight file or folder.
+        file: String,
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// What the plan says.
+        expected: Vec<usize>,
+    },
+    /// The weight files.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A device operation.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// The attention layer.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
+}

@@ -1,0 +1,101 @@
+//! Weights by name, held against the shapes that the plan expects, in the dtype that was asked for.
+
+use super::{
+    ModelError,
+    plan::{LinearPlan, NormPlan},
+};
+use crate::loading::Checkpoint;
+use half::{bf16, f16};
+use headway_tensor::{DType, Linear, LinearPart, Ops, SharedBytes, Tensor, Weight, WeightType};
+use std::sync::Arc;
+
+/// How weights are held: `--dtype`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WeightDType {
+    /// As in the file.
+    #[default]
+    Auto,
+    /// Dense weights in this type; block-quantised ones stay quantised, unless it is float32: that
+    /// dequantises them and computes in float32. Types narrower than float32 stay as they are under
+    /// float32, since widening them is exact.
+    As(DType),
+}
+
+/// Loads what a plan names.
+pub(super) struct Loader<'a> {
+    pub checkpoint: &'a dyn Checkpoint,
+    pub ops: &'a dyn Ops,
+    pub dtype: WeightDType,
+}
+
+impl Loader<'_> {
+    fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight, ModelError> {
+        let w = self.checkpoint.get(name)?;
+        if w.shape() != shape {
+            return Err(ModelError::WrongShape {
+                file: self.checkpoint.describe(),
+                name: name.into(),
+                found: w.shape().to_vec(),
+                expected: shape.to_vec(),
+            });
+        }
+        Ok(w)
+    }
+
+    /// A linear layer; where it has several parts their widths must add up to the plan's.
+    pub fn linear(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
+        let mut rows = 0;
+        let mut parts = Vec::with_capacity(plan.parts.len());
+        for (name, bias) in &plan.parts {
+            let found = self.checkpoint.get(name)?;
+            let out = match found.shape() {
+                &[out, width] if width == plan.in_features => out,
+                shape => return Err(self.wrong_shape(name, shape, &[plan.out_features - rows, plan.in_features])),
+            };
+            rows += out;
+            let bias = bias.as_ref().map(|b| self.weight(b, &[out])).transpose()?;
+            parts.push(LinearPart { weight: convert(found, self.dtype), bias });
+        }
+        if rows != plan.out_features {
+            let name = &plan.parts[plan.parts.len() - 1].0;
+            return Err(self.wrong_shape(name, &[rows, plan.in_features], &[plan.out_features, plan.in_features]));
+        }
+        let compute = (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32);
+        Ok(self.ops.load_linear(parts, compute)?)
+    }
+
+    fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> ModelError {
+        ModelError::WrongShape {
+            file: self.checkpoint.describe(),
+            name: name.into(),
+            found: found.to_vec(),
+            expected: expected.to_vec(),
+        }
+    }
+
+    /// A norm's weight in float32, with its offset added.
+    pub fn norm(&self, plan: &NormPlan, width: usize) -> Result<Tensor, ModelError> {
+        let mut w = self.weight(&plan.weight, &[width])?.to_f32();
+        w.iter_mut().for_each(|x| *x += plan.offset);
+        Ok(Tensor::from_slice(self.ops, &w, &[width])?)
+    }
+}
+
+/// A dense weight in the type asked for.
+fn convert(w: Weight, dtype: WeightDType) -> Weight {
+    let target = match (dtype, w.dtype()) {
+        (WeightDType::As(DType::BF16), WeightType::F32 | WeightType::F16) => WeightType::BF16,
+        (WeightDType::As(DType::F16), WeightType::F32 | WeightType::BF16) => WeightType::F16,
+        _ => return w,
+    };
+    let values = w.to_f32();
+    let bytes = match target {
+        WeightType::BF16 => SharedBytes::new(to_bytes(&values, |x| bf16::from_f32(x).to_le_bytes())),
+        _ => SharedBytes::new(to_bytes(&values, |x| f16::from_f32(x).to_le_bytes())),
+    };
+    Weight::new(w.name(), target, w.shape().to_vec(), bytes).unwrap_or(w)
+}
+
+fn to_bytes(values: &[f32], f: impl Fn(f32) -> [u8; 2]) -> Vec<u8> {
+    values.iter().flat_map(|&x| f(x)).collect()
+}

@@ -1,0 +1,13 @@
+//! Models by plan. An architecture file ([`arch`]) translates a `config.json` or a GGUF header into a
+//! [`plan::ModelPlan`] with weight names; the [`decoder`] that runs a plan exists once.
+
+pub mod arch;
+pub mod decoder;
+pub mod error;
+mod load;
+pub mod plan;
+pub mod rope;
+
+pub use decoder::Decoder;
+pub use error::ModelError;
+pub use plan::ModelPlan;

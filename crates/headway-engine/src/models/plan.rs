@@ -1,0 +1,153 @@
+//! A model as data: per layer its norms, its mixer, its feed-forward, and the names of their weights.
+//! It says nothing of devices, dtypes or batches.
+
+use super::rope::RopePlan;
+use headway_tensor::Activation;
+
+/// A norm's weight, and what is added to it (1 for checkpoints that hold w and compute 1 + w).
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormPlan {
+    /// Name of the weight tensor.
+    pub weight: String,
+    /// Added to every element.
+    pub offset: f32,
+}
+
+/// A linear layer: one or more tensors stacked along the output, each with an optional bias.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearPlan {
+    /// `(weight, bias)` names, in the order of the output.
+    pub parts: Vec<(String, Option<String>)>,
+    /// Width of the input.
+    pub in_features: usize,
+    /// Width of the output, over all parts.
+    pub out_features: usize,
+}
+
+/// Where queries and keys are normed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QkNormPlan {
+    /// Of queries.
+    pub q: NormPlan,
+    /// Of keys.
+    pub k: NormPlan,
+    /// Over each head by itself (Qwen3, Gemma3), or over the whole projection (OLMo2).
+    pub per_head: bool,
+}
+
+/// A softmax-attention mixer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionPlan {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key/value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_size: usize,
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Queries, keys, values, in that order of the output.
+    pub qkv: LinearPlan,
+    /// Output projection.
+    pub o: LinearPlan,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<QkNormPlan>,
+    /// Index into [`ModelPlan::ropes`].
+    pub rope: usize,
+    /// Tokens that a query sees, with its own; `None`: all.
+    pub sliding_window: Option<usize>,
+    /// `cap · tanh(score / cap)`.
+    pub logit_soft_cap: Option<f32>,
+}
+
+/// What mixes tokens in a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MixerPlan {
+    /// Softmax attention.
+    Attention(AttentionPlan),
+}
+
+/// What follows the mixer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForwardPlan {
+    /// `down(activation(gate(x)) · up(x))`.
+    Gated {
+        /// Gate and up, in that order of the output.
+        gate_up: LinearPlan,
+        /// Down.
+        down: LinearPlan,
+        /// Between them.
+        activation: Activation,
+    },
+}
+
+/// One decoder layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerPlan {
+    /// Before the mixer; `None`: the mixer reads the residual stream itself.
+    pub pre_mixer_norm: Option<NormPlan>,
+    /// On the mixer's output, before it joins the residual stream.
+    pub post_mixer_norm: Option<NormPlan>,
+    /// Before the feed-forward.
+    pub pre_ffn_norm: Option<NormPlan>,
+    /// On the feed-forward's output.
+    pub post_ffn_norm: Option<NormPlan>,
+    /// The mixer.
+    pub mixer: MixerPlan,
+    /// The feed-forward.
+    pub feed_forward: FeedForwardPlan,
+}
+
+/// A whole model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelPlan {
+    /// As the config names it.
+    pub architecture: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Rows of the embedding and of the head.
+    pub vocab_size: usize,
+    /// Most positions that the model was made for.
+    pub max_position_embeddings: usize,
+    /// Of every RMS norm.
+    pub rms_norm_eps: f32,
+    /// Factor on the embedding.
+    pub embedding_scale: f32,
+    /// The embedding table.
+    pub embedding: String,
+    /// The head; `None`: the embedding table.
+    pub lm_head: Option<LinearPlan>,
+    /// Before the head.
+    pub final_norm: NormPlan,
+    /// Factor on the logits, before the cap.
+    pub logit_scale: f32,
+    /// `cap · tanh(logit / cap)`.
+    pub final_logit_soft_cap: Option<f32>,
+    /// The rotary embeddings that layers refer to.
+    pub ropes: Vec<RopePlan>,
+    /// The layers.
+    pub layers: Vec<LayerPlan>,
+}
+
+impl ModelPlan {
+    /// Attention mixers with the index of their decoder layer.
+    pub fn attention_layers(&self) -> impl Iterator<Item = (usize, &AttentionPlan)> {
+        self.layers.iter().enumerate().map(|(i, l)| match &l.mixer {
+            MixerPlan::Attention(a) => (i, a),
+        })
+    }
+}
+
+impl LinearPlan {
+    /// One tensor with an optional bias.
+    pub fn single(weight: String, bias: Option<String>, in_features: usize, out_features: usize) -> Self {
+        Self { parts: vec![(weight, bias)], in_features, out_features }
+    }
+}
+
+impl NormPlan {
+    /// A norm whose tensor holds the factor itself.
+    pub fn plain(weight: impl Into<String>) -> Self {
+        Self { weight: weight.into(), offset: 0.0 }
+    }
+}

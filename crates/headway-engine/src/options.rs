@@ -1,0 +1,94 @@
+//! What a user can ask of an engine: the one option set that every command shares. `None` means
+//! "not asked"; what is in force then stands in the `StartupReport`.
+
+use headway_tensor::DType;
+use std::str::FromStr;
+
+/// `--dtype`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DTypeOption {
+    /// The file's type.
+    #[default]
+    Auto,
+    /// This type.
+    As(DType),
+}
+
+impl FromStr for DTypeOption {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Ok(match s {
+            "auto" => Self::Auto,
+            "float32" | "f32" => Self::As(DType::F32),
+            "bfloat16" | "bf16" => Self::As(DType::BF16),
+            "float16" | "f16" | "half" => Self::As(DType::F16),
+            _ => return Err(format!("unknown dtype {s}; there are: auto, float32, bfloat16, float16")),
+        })
+    }
+}
+
+impl std::fmt::Display for DTypeOption {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::As(d) => d.fmt(f),
+        }
+    }
+}
+
+/// `--load-format`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LoadFormat {
+    /// The model's weight files.
+    #[default]
+    Auto,
+    /// Seeded random weights of the config's shapes: timing without weights.
+    Dummy,
+}
+
+/// The option set.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// `--device`: `cpu`, `cuda`, `cuda:N`.
+    pub device: Option<String>,
+    /// `--dtype`.
+    pub dtype: DTypeOption,
+    /// `--kv-cache-dtype`: `auto`, `float32`, `bfloat16`, `float16`, `fp8`, `fp8_e4m3`, `fp8_e5m2`.
+    pub kv_cache_dtype: Option<String>,
+    /// `--block-size`, in tokens.
+    pub block_size: Option<usize>,
+    /// `--kv-layout`.
+    pub kv_layout: Option<String>,
+    /// `--attention-backend`, for every layer.
+    pub attention_backend: Option<String>,
+    /// `--backend-per-kind kind=NAME`.
+    pub backend_per_kind: Vec<(String, String)>,
+    /// `--graph-mode`.
+    pub graph_mode: Option<String>,
+    /// `--batch-invariant`.
+    pub batch_invariant: bool,
+    /// `--micro-batches`.
+    pub micro_batches: Option<usize>,
+    /// `--speculative-tokens`.
+    pub speculative_tokens: Option<usize>,
+    /// `--max-model-len`, in tokens.
+    pub max_model_len: Option<usize>,
+    /// `--max-num-seqs`.
+    pub max_num_seqs: Option<usize>,
+    /// `--max-num-batched-tokens`.
+    pub max_num_batched_tokens: Option<usize>,
+    /// `--kv-cache-memory`, in bytes.
+    pub kv_cache_memory: Option<u64>,
+    /// `--threads`.
+    pub threads: Option<usize>,
+    /// `--tp`.
+    pub tensor_parallel: Option<usize>,
+    /// `--dcp`.
+    pub decode_context_parallel: Option<usize>,
+    /// Off: `--no-prefix-caching`.
+    pub no_prefix_caching: bool,
+    /// `--load-format`.
+    pub load_format: LoadFormat,
+    /// A backend's own configuration table, by backend name.
+    pub backend_config: serde_json::Map<String, serde_json::Value>,
+}

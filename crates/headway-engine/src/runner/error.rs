@@ -1,0 +1,62 @@
+//! Why an engine doesn't start: the option at fault, what was asked, what to do.
+
+use crate::{loading::LoadError, models::ModelError, scheduler::SchedulerError, text::TextError};
+use headway_attention::AttentionError;
+use headway_tensor::TensorError;
+
+/// What can go wrong at start-up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartupError {
+    /// An option has a value that can't be.
+    #[error("{option} {value}: {why}")]
+    Option {
+        /// The option by its command-line name.
+        option: &'static str,
+        /// What was asked.
+        value: String,
+        /// What is wrong, and what would be right.
+        why: String,
+    },
+    /// An option asks for what this build can't do yet.
+    #[error("{option} {value} is not supported by this build; {supported}")]
+    NotYet {
+        /// The option.
+        option: &'static str,
+        /// What was asked.
+        value: String,
+        /// What is.
+        supported: String,
+    },
+    /// The KV cache doesn't fit.
+    #[error(
+        "the KV cache has {budget} bytes, but one block needs {block} bytes in each of the pool's pages and two pages are the least; \
+         raise --kv-cache-memory to at least {least} or lower --block-size"
+    )]
+    NoRoomForKv {
+        /// Bytes allowed.
+        budget: u64,
+        /// Bytes of one block over all layers.
+        block: u64,
+        /// Bytes that would do.
+        least: u64,
+    },
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Weight files.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Selection, builders, layers.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
+    /// Limits of the scheduler.
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
+    /// The device.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}

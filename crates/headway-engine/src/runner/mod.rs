@@ -1,0 +1,17 @@
+//! The model runner and its three moments: [`startup`] (once), [`model_runner`] (every step), and the
+//! layer, which is the contract's. [`devices`] is the one file that names device crates.
+
+pub mod devices;
+pub mod error;
+mod inputs;
+pub mod limits;
+pub mod memory;
+pub mod model_runner;
+mod needs;
+mod present;
+pub mod report;
+pub mod startup;
+
+pub use error::StartupError;
+pub use model_runner::ModelRunner;
+pub use report::StartupReport;

@@ -1,0 +1,153 @@
+//! Fills the `StartupReport`.
+
+use super::{
+    StartupReport, devices::OpenDevice,
+    limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
+    needs,
+    report::{GraphModeReport, GroupReport, RefusedReport},
+};
+use crate::{
+    loading::ModelFiles,
+    models::{Decoder, ModelPlan},
+    options::{DTypeOption, EngineOptions},
+};
+use headway_attention::{AttentionGroup, KvCacheSpec, group::plan::KvCachePlan, process::select::Selection};
+use headway_tensor::DType;
+
+/// What is known before weights are loaded.
+pub(super) fn report(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    device: &OpenDevice,
+    plan: &ModelPlan,
+    selections: &[Selection],
+    cache: &KvCachePlan,
+    limits: &Limits,
+    kv_dtype: DType,
+) -> StartupReport {
+    let mut r = StartupReport {
+        model: format!("{}, {} layers", plan.architecture, plan.layers.len()),
+        files: files.checkpoint.describe(),
+        device: device.description.clone(),
+        groups: cache.attention_groups.iter().map(|g| group(g, selections)).collect(),
+        kv_cache_layout: cache.layout.to_string(),
+        graph_mode: GraphModeReport {
+            requested: options.graph_mode.clone(),
+            in_force: "NONE".into(),
+            lowerings: vec![],
+        },
+        ..StartupReport::default()
+    };
+    r.warnings = selections.iter().flat_map(|s| s.warnings.iter().cloned()).collect();
+    r.warnings.extend(cache.warnings.iter().cloned());
+    r.warnings.dedup();
+    r.memory.weights_bytes = files.checkpoint.total_bytes();
+    r.memory.kv_cache_blocks = cache.num_blocks;
+    r.memory.kv_bytes_per_token = cache
+        .kv_cache_groups
+        .iter()
+        .map(|g| (g.layers.len() * g.spec.page_size_bytes() / g.block_size.max(1)) as u64)
+        .sum();
+    options_in_force(&mut r, options, device, files, plan, cache, limits, kv_dtype);
+    r
+}
+
+fn group(g: &headway_attention::group::plan::AttentionGroupPlan, selections: &[Selection]) -> GroupReport {
+    let refused = g.info.layers.first().map(|l| selections[l.0 as usize].refused.clone()).unwrap_or_default();
+    GroupReport {
+        layers: g.info.layers.iter().map(|l| l.0).collect(),
+        kind: kind(&g.info.spec),
+        kv_cache_group: g.kv_cache_group,
+        backend: g.backend.rules().name.to_string(),
+        refused: refused
+            .into_iter()
+            .map(|r| RefusedReport {
+                backend: r.backend,
+                reasons: r.reasons.iter().map(ToString::to_string).collect(),
+            })
+            .collect(),
+        block_size: g.info.spec.block_size(),
+        kernel_block_size: g.info.kernel_block_size,
+        page_size_bytes: g.info.spec.page_size_bytes(),
+        graph_support: g.backend.rules().graph_support.to_string(),
+        reorder_batch_threshold: g.backend.rules().reorder_batch_threshold,
+        kv_cache_spec: g.info.spec.clone(),
+    }
+}
+
+/// A cache spec in words.
+fn kind(spec: &KvCacheSpec) -> String {
+    match spec {
+        KvCacheSpec::SlidingWindow { sliding_window, .. } => format!("sliding window {sliding_window}"),
+        KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => format!("chunked local {attention_chunk_size}"),
+        KvCacheSpec::Mla(_) => "MLA".into(),
+        KvCacheSpec::SlidingWindowMla { sliding_window, .. } => format!("MLA, sliding window {sliding_window}"),
+        KvCacheSpec::Mamba { .. } => "Mamba state".into(),
+        KvCacheSpec::Cross(_) => "cross attention".into(),
+        KvCacheSpec::EncoderOnly(_) => "encoder only".into(),
+        KvCacheSpec::Sink { sink_len, .. } => format!("sink of {sink_len}"),
+        _ => "full attention".into(),
+    }
+}
+
+/// Every option: asked, in force, and why they differ.
+fn options_in_force(
+    r: &mut StartupReport,
+    o: &EngineOptions,
+    device: &OpenDevice,
+    files: &ModelFiles,
+    plan: &ModelPlan,
+    cache: &KvCachePlan,
+    limits: &Limits,
+    kv_dtype: DType,
+) {
+    let text = |v: Option<usize>| v.map(|v| v.to_string());
+    r.option("device", o.device.clone(), "cpu", "the default");
+    let (dtype, why) = match o.dtype {
+        DTypeOption::Auto => (needs::model_dtype(files), "the file's type; activations are float32 on the CPU"),
+        DTypeOption::As(d) => (d, "activations are float32 on the CPU"),
+    };
+    r.option("dtype", Some(o.dtype.to_string()), dtype, why);
+    r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), kv_dtype, "the model's type");
+    let blocks = cache.kv_cache_groups.iter().map(|g| g.block_size).max().unwrap_or(0);
+    r.option("block_size", text(o.block_size), blocks, "what the backends prefer");
+    r.option("kv_layout", o.kv_layout.clone(), cache.layout, "the first that every backend reads");
+    r.option("attention_backend", o.attention_backend.clone(), "per layer, see groups", "the first that fits each layer");
+    let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
+    let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
+    r.option("backend_per_kind", asked.clone(), asked.unwrap_or_else(|| "none".into()), "");
+    r.option("graph_mode", o.graph_mode.clone(), "NONE", "the CPU has no graphs to capture");
+    r.option("batch_invariant", Some(o.batch_invariant.to_string()), o.batch_invariant, "");
+    r.option("micro_batches", text(o.micro_batches), 1, "the default");
+    r.option("speculative_tokens", text(o.speculative_tokens), 0, "the default");
+    r.option("max_model_len", text(o.max_model_len), limits.max_model_len, &format!("the model's {}", plan.max_position_embeddings));
+    r.option("max_num_seqs", text(o.max_num_seqs), limits.max_num_reqs, &format!("the default of {DEFAULT_MAX_NUM_SEQS}, within the token budget"));
+    r.option(
+        "max_num_batched_tokens",
+        text(o.max_num_batched_tokens),
+        limits.max_num_tokens,
+        &format!("the default of {DEFAULT_MAX_NUM_BATCHED_TOKENS}, at least one a request"),
+    );
+    r.option(
+        "kv_cache_memory",
+        o.kv_cache_memory.map(|b| b.to_string()),
+        cache.total_bytes,
+        "whole blocks of it, no more than --max-num-seqs requests of --max-model-len tokens can fill",
+    );
+    r.option("threads", text(o.threads), device.threads, &device.threads_because);
+    r.option("tp", text(o.tensor_parallel), 1, "the default");
+    r.option("dcp", text(o.decode_context_parallel), 1, "the default");
+    r.option("prefix_caching", Some((!o.no_prefix_caching).to_string()), !o.no_prefix_caching, "");
+}
+
+/// What is known once everything is allocated.
+pub(super) fn finish(r: &mut StartupReport, groups: &[AttentionGroup], decoder: &Decoder, kv_bytes: usize) {
+    r.memory.activations_bytes = decoder.buffer_bytes() as u64;
+    r.memory.kv_cache_bytes = kv_bytes as u64;
+    r.memory.metadata_bytes =
+        groups.iter().map(|g| g.plan().persistent_bytes + g.plan().workspace_bytes).sum();
+    for (report, g) in r.groups.iter_mut().zip(groups) {
+        report.graph_support = g.plan().graph_support.to_string();
+        report.reorder_batch_threshold = g.plan().reorder_batch_threshold;
+    }
+}

@@ -1,0 +1,226 @@
+//! Start-up, once: config → needs → backends → KV cache groups and attention groups → layers →
+//! profile run → cache. The result is a [`ModelRunner`] and its report.
+
+use super::{
+    ModelRunner, StartupError, StartupReport,
+    devices::{self, OpenDevice},
+    inputs::InputBuffers,
+    limits::{self, Limits},
+    memory, needs, present,
+};
+use crate::{
+    loading::ModelFiles,
+    models::{
+        Decoder, ModelError, ModelPlan, arch,
+        decoder::{DecoderInput, StepLimits, WeightDType},
+        plan::AttentionPlan,
+    },
+    options::{DTypeOption, EngineOptions},
+};
+use headway_attention::{
+    AttentionArgs, AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool, LayerArgs,
+    LayerKernel, StepMetadata,
+    group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
+    process::select::Selection,
+};
+use headway_tensor::{DType, HostBuf, Ops, View};
+use std::{collections::HashMap, sync::Arc};
+
+/// A started model.
+pub struct Startup {
+    /// Runs steps.
+    pub runner: ModelRunner,
+    /// Blocks of the pool, the null block among them.
+    pub num_blocks: usize,
+    /// The spec of each KV cache group.
+    pub kv_specs: Vec<KvCacheSpec>,
+    /// The largest threshold that a builder asks for.
+    pub reorder_batch_threshold: Option<usize>,
+    /// The limits in force.
+    pub limits: Limits,
+}
+
+/// What selection and planning decided, before any weight is loaded.
+pub(super) struct Decided {
+    pub plan: ModelPlan,
+    pub selections: Vec<Selection>,
+    pub configs: HashMap<String, ErasedConfig>,
+    pub limits: Limits,
+    pub kv_dtype: DType,
+    pub cache: KvCachePlan,
+    pub report: StartupReport,
+}
+
+impl Startup {
+    /// Starts a model.
+    ///
+    /// # Errors
+    /// Options, selection, memory, weights: each says which and what to do.
+    pub fn run(
+        files: &ModelFiles,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, StartupError> {
+        limits::refuse_what_is_not_there(options)?;
+        let device = devices::open(options)?;
+        let decided = decide(files, options, &device)?;
+        let decoder = load(files, options, &*device.ops, &decided, progress)?;
+        let mut runner = assemble(device, decoder, &decided)?;
+        runner.profile_run(&decided)?;
+        Ok(Self {
+            num_blocks: decided.cache.num_blocks,
+            kv_specs: decided.cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect(),
+            reorder_batch_threshold: runner.groups.iter().filter_map(|g| g.plan().reorder_batch_threshold).min(),
+            limits: decided.limits,
+            runner,
+        })
+    }
+}
+
+/// Everything that can be decided from config and options.
+fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> Result<Decided, StartupError> {
+    let plan = arch::plan(files)?;
+    let limits = Limits::resolve(options, &plan)?;
+    let kv_dtype = needs::kv_cache_dtype(files, options)?;
+    let registry = devices::registry()?;
+    let layers: Vec<&AttentionPlan> = plan.attention_layers().map(|(_, a)| a).collect();
+    let selections = needs::select_backends(&registry, &layers, options, kv_dtype)?;
+    let block_size = needs::block_size(&selections, options)?;
+    let caches: Vec<LayerCache> = layers
+        .iter()
+        .zip(&selections)
+        .enumerate()
+        .map(|(i, (a, s))| LayerCache {
+            layer: AttnLayer(i as u32),
+            spec: needs::cache_spec(a, block_size, kv_dtype),
+            backend: s.backend.clone(),
+            num_heads: a.num_heads,
+            shares_cache_of: None,
+        })
+        .collect();
+    let cache = plan_cache(&caches, &limits, options, files.checkpoint.total_bytes())?;
+    let mut configs = HashMap::new();
+    for s in &selections {
+        let name = s.backend.rules().name.to_string();
+        let table = options.backend_config.get(&name);
+        configs.insert(name, s.backend.parse_config(table)?);
+    }
+    let report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
+    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, report })
+}
+
+/// The cache in the memory that may be used, and no larger than the limits can ever fill.
+fn plan_cache(
+    layers: &[LayerCache],
+    limits: &Limits,
+    options: &EngineOptions,
+    weights: u64,
+) -> Result<KvCachePlan, StartupError> {
+    let step = CacheLimits {
+        batch_invariant: options.batch_invariant,
+        kv_cache_layout: needs::layout(options)?,
+        ..CacheLimits::new(limits.max_num_reqs, limits.max_num_tokens, limits.max_model_len)
+    };
+    let budget = match options.kv_cache_memory {
+        Some(bytes) => bytes,
+        None => limits::default_kv_memory(memory::available_bytes(), weights),
+    };
+    let budget = usize::try_from(budget).unwrap_or(usize::MAX);
+    let plan = plan_kv_cache(layers, &step, budget)?;
+    let block_bytes = plan.total_bytes / plan.num_blocks.max(1);
+    let most = limits.blocks_ever_used(plan.kv_cache_groups.iter().map(|g| &g.spec));
+    if plan.num_blocks <= most {
+        return Ok(plan);
+    }
+    Ok(plan_kv_cache(layers, &step, most * block_bytes)?)
+}
+
+fn load(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    ops: &dyn Ops,
+    decided: &Decided,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Decoder, StartupError> {
+    let dtype = match options.dtype {
+        DTypeOption::Auto => WeightDType::Auto,
+        DTypeOption::As(d) => WeightDType::As(d),
+    };
+    let limits = StepLimits {
+        max_num_tokens: decided.limits.max_num_tokens,
+        max_num_logits: decided.limits.max_num_reqs,
+        max_model_len: decided.limits.max_model_len,
+    };
+    let total = decided.plan.layers.len();
+    let kernel = |layer: AttnLayer, a: &AttentionPlan| layer_kernel(decided, layer, a);
+    let plan = decided.plan.clone();
+    Ok(Decoder::load(plan, &*files.checkpoint, ops, dtype, limits, kernel, |n| progress(n, total))?)
+}
+
+/// A layer's impl, from the backend that selection chose.
+fn layer_kernel(decided: &Decided, layer: AttnLayer, a: &AttentionPlan) -> Result<LayerKernel, ModelError> {
+    let backend: &Arc<dyn DynBackend> = &decided.selections[layer.0 as usize].backend;
+    let args = AttentionArgs {
+        layer,
+        num_heads: a.num_heads,
+        num_kv_heads: a.num_kv_heads,
+        head_size: a.head_size,
+        head_size_v: a.head_size,
+        scale: a.scale,
+        sliding_window: a.sliding_window,
+        logit_soft_cap: a.logit_soft_cap,
+        alibi_slopes: None,
+        sinks: None,
+        dtype: needs::ACTIVATIONS,
+        kv_cache_dtype: decided.kv_dtype,
+        k_scale: 1.0,
+        v_scale: 1.0,
+    };
+    Ok(backend.layer(&LayerArgs::Standard(args), &decided.configs[&*backend.rules().name])?)
+}
+
+/// Builders, cache and input buffers around a loaded decoder.
+fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<ModelRunner, StartupError> {
+    let cx = &*device.ops;
+    let cache = &decided.cache;
+    let groups = cache
+        .attention_groups
+        .iter()
+        .map(|g| {
+            let config = &decided.configs[&*g.backend.rules().name];
+            AttentionGroup::new(&*g.backend, cx, g.kv_cache_group, g.info.clone(), config, 1, g.shares_with)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let buf = match cx.alloc(cache.total_bytes) {
+        Some(mem) => KvBuf::Dev(mem),
+        None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
+    };
+    let kv = KvPool::new(vec![buf], cache.handles.clone())?;
+    let block_sizes: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.block_size).collect();
+    let l = &decided.limits;
+    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, l.max_model_len, &block_sizes);
+    let mut report = decided.report.clone();
+    present::finish(&mut report, &groups, &decoder, kv.bytes());
+    Ok(ModelRunner {
+        step: StepMetadata::new(cache.group_of_layer.clone()),
+        ops: device.ops,
+        commons: vec![],
+        decoder,
+        groups,
+        kv,
+        inputs,
+        report,
+    })
+}
+
+impl ModelRunner {
+    /// One token without metadata: every layer's path is walked once, attention fills zeros, no cache is
+    /// touched. On the host buffers have their full size already, so there is no memory to measure.
+    fn profile_run(&mut self, decided: &Decided) -> Result<(), StartupError> {
+        let step = StepMetadata::profile_run(decided.cache.group_of_layer.clone(), self.groups.len(), 1);
+        let zero = View::from_vec(vec![0]);
+        let input = DecoderInput { token_ids: &zero, positions: &zero, logits_rows: &zero };
+        self.decoder.forward(&*self.ops, &input, &step, &mut self.kv)?;
+        Ok(())
+    }
+}

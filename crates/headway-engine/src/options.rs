@@ -1,6 +1,7 @@
 //! What a user can ask of an engine: the one option set that every command shares. `None` means
 //! "not asked"; what is in force then stands in the `StartupReport`.
 
+use headway_attention::Registry;
 use headway_tensor::DType;
 use std::str::FromStr;
 
@@ -47,7 +48,7 @@ pub enum LoadFormat {
 }
 
 /// The option set.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct EngineOptions {
     /// `--device`: `cpu`, `cuda`, `cuda:N`.
     pub device: Option<String>,
@@ -91,4 +92,6 @@ pub struct EngineOptions {
     pub load_format: LoadFormat,
     /// A backend's own configuration table, by backend name.
     pub backend_config: serde_json::Map<String, serde_json::Value>,
+    /// The backends to choose from; `None`: this build's own.
+    pub registry: Option<Registry>,
 }

@@ -56,13 +56,16 @@ pub trait Exec: Any {
     }
 }
 
-#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// Alignment of host buffers in bytes: a cache line, and a full AVX-512 register.
+const ALIGN: usize = 64;
 
-/// Host bytes aligned to 64, zeroed at first (lazily, by the operating system, for large buffers).
+/// Host bytes aligned to 64, zero at first. The system commits a page when it is first touched, so a
+/// large buffer costs what is used of it.
 pub struct HostBuf {
-    lines: Box<[Line]>,
+    /// `ALIGN` bytes longer than asked: an allocation that asked for the alignment itself would be
+    /// zeroed by hand, and so committed at once.
+    memory: Vec<u8>,
+    start: usize,
     bytes: usize,
 }
 
@@ -72,10 +75,15 @@ impl HostBuf {
     /// # Errors
     /// [`crate::TensorError::OutOfMemory`] where the allocator refuses.
     pub fn zeroed(bytes: usize) -> crate::Result<Self> {
-        let lines = bytemuck::allocation::try_zeroed_slice_box::<Line>(bytes.div_ceil(64)).map_err(|()| {
-            crate::TensorError::OutOfMemory { what: "a host buffer".into(), bytes: bytes as u64 }
-        })?;
-        Ok(Self { lines, bytes })
+        let refused =
+            || crate::TensorError::OutOfMemory { what: "a host buffer".into(), bytes: bytes as u64 };
+        let length = bytes.checked_add(ALIGN).ok_or_else(refused)?;
+        let memory = bytemuck::allocation::try_zeroed_vec::<u8>(length).map_err(|()| refused())?;
+        let start = memory.as_ptr().align_offset(ALIGN);
+        if start > ALIGN {
+            return Err(refused());
+        }
+        Ok(Self { memory, start, bytes })
     }
 
     /// A copy of `src`.
@@ -101,17 +109,54 @@ impl HostBuf {
 
     /// All bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.bytes]
+        &self.memory[self.start..self.start + self.bytes]
     }
 
     /// All bytes, writable.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
+        &mut self.memory[self.start..self.start + self.bytes]
     }
 }
 
 impl fmt::Debug for HostBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostBuf({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_zero() -> crate::Result<()> {
+        for n in [0, 1, 63, 64, 1000] {
+            let b = HostBuf::zeroed(n)?;
+            assert_eq!((b.len(), b.as_bytes().as_ptr() as usize % ALIGN), (n, 0));
+            assert!(b.as_bytes().iter().all(|x| *x == 0));
+        }
+        assert_eq!(HostBuf::copy_of(&[1.5f32, 2.5])?.as_bytes()[..4], 1.5f32.to_ne_bytes());
+        assert!(HostBuf::zeroed(usize::MAX).is_err());
+        Ok(())
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_large_buffer_is_not_committed_before_it_is_used() -> crate::Result<()> {
+        let resident = || {
+            let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let line = text.lines().find(|l| l.starts_with("VmRSS:")).unwrap_or_default().to_owned();
+            line.split_whitespace().nth(1).and_then(|n| n.parse::<usize>().ok()).unwrap_or(0)
+        };
+        let before = resident();
+        let buf = HostBuf::zeroed(1 << 30)?;
+        assert!(
+            resident() < before + (100 << 10),
+            "1 GiB zeroed: {} KiB resident before, {} after",
+            before,
+            resident()
+        );
+        assert_eq!(buf.as_bytes()[1 << 29], 0);
+        Ok(())
     }
 }

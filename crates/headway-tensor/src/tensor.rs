@@ -175,7 +175,11 @@ impl Tensor {
         let shape = Dims::new(shape);
         let n = shape.elements();
         if n > self.shape.elements() {
-            return Err(shape_error("prefix of a buffer".into(), &shape, &format!("at most {} elements", self.shape.elements())));
+            return Err(shape_error(
+                "prefix of a buffer".into(),
+                &shape,
+                &format!("at most {} elements", self.shape.elements()),
+            ));
         }
         Ok((shape, 0..n * self.dtype.size()))
     }

@@ -10,7 +10,11 @@ pub use llm::LlmEngine;
 pub use open::OpenProgress;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 
-use crate::{models::ModelError, scheduler::{RequestId, SchedulerError}, text::Tokenizer};
+use crate::{
+    models::ModelError,
+    scheduler::{RequestId, SchedulerError},
+    text::Tokenizer,
+};
 
 /// Why a step failed. Requests stay queued; the same error may come back.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,11 @@ impl LlmEngine {
     ///
     /// # Errors
     /// The files, the options, memory: each names the file or option and what to do.
-    pub fn open(path: &Path, options: &EngineOptions, progress: OpenProgress<'_>) -> Result<Self, StartupError> {
+    pub fn open(
+        path: &Path,
+        options: &EngineOptions,
+        progress: OpenProgress<'_>,
+    ) -> Result<Self, StartupError> {
         let started = Instant::now();
         let files = loading::open(path)?;
         let tokenizer = tokenizer(&files)?;

@@ -3,7 +3,7 @@
 
 use super::request::{FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 use crate::{
-    sampling::{SamplingParams, Sampled, fresh_seed},
+    sampling::{Sampled, SamplingParams, fresh_seed},
     text::{StopMatcher, StreamDecoder, Tokenizer},
 };
 use std::time::Instant;
@@ -21,7 +21,10 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(request: &GenerateRequest, tokenizer: Option<&Tokenizer>) -> Result<Self, RequestError> {
+    pub(super) fn new(
+        request: &GenerateRequest,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Self, RequestError> {
         let params = request.sampling.clone();
         let stop = StopMatcher::new(&params.stop)?;
         if tokenizer.is_none() && !params.stop.is_empty() {
@@ -87,6 +90,12 @@ impl Session {
             decode_s: (now - first).as_secs_f64(),
             decode_tokens: self.token_ids.len().saturating_sub(1),
         };
-        Finished { reason, cached_tokens: self.cached_tokens, seed: self.seed, token_ids: self.token_ids, timings }
+        Finished {
+            reason,
+            cached_tokens: self.cached_tokens,
+            seed: self.seed,
+            token_ids: self.token_ids,
+            timings,
+        }
     }
 }

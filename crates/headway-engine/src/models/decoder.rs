@@ -1,12 +1,12 @@
 //! The decoder that runs a plan: one forward pass for every model. Buffers are sized once, for the
 //! largest step; a step allocates nothing.
 
+pub use super::load::WeightDType;
 use super::{
     ModelError, ModelPlan,
     load::Loader,
     plan::{AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, NormPlan},
 };
-pub use super::load::WeightDType;
 use crate::loading::Checkpoint;
 use headway_attention::{AttnLayer, DynAttention, KvMut, KvPool, LayerKernel, Qkv, StepEntry, StepMetadata};
 use headway_tensor::{Activation, DType, Linear, Ops, RopeStyle, Tensor, TensorMut, View};
@@ -199,7 +199,12 @@ impl Decoder {
         step: &StepMetadata,
         kv: &mut KvPool,
     ) -> Result<TensorMut<'_>, ModelError> {
-        let s = Step { ops, n: input.token_ids.len(), hidden: self.plan.hidden_size, eps: self.plan.rms_norm_eps };
+        let s = Step {
+            ops,
+            n: input.token_ids.len(),
+            hidden: self.plan.hidden_size,
+            eps: self.plan.rms_norm_eps,
+        };
         let b = &mut self.buffers;
         let first = b.hidden.view_mut_as(&[s.n, s.hidden])?;
         ops.embed(&*self.embedding, input.token_ids, self.plan.embedding_scale, first)?;

@@ -39,7 +39,9 @@ pub enum ModelError {
         remedy: String,
     },
     /// A tensor of another shape than the config says.
-    #[error("{file}: tensor {name} has shape {found:?}, but the config asks for {expected:?}; the files don't belong together or are damaged")]
+    #[error(
+        "{file}: tensor {name} has shape {found:?}, but the config asks for {expected:?}; the files don't belong together or are damaged"
+    )]
     WrongShape {
         /// The weight file or folder.
         file: String,

@@ -50,7 +50,9 @@ impl Loader<'_> {
             let found = self.checkpoint.get(name)?;
             let out = match found.shape() {
                 &[out, width] if width == plan.in_features => out,
-                shape => return Err(self.wrong_shape(name, shape, &[plan.out_features - rows, plan.in_features])),
+                shape => {
+                    return Err(self.wrong_shape(name, shape, &[plan.out_features - rows, plan.in_features]));
+                }
             };
             rows += out;
             let bias = bias.as_ref().map(|b| self.weight(b, &[out])).transpose()?;
@@ -58,7 +60,11 @@ impl Loader<'_> {
         }
         if rows != plan.out_features {
             let name = &plan.parts[plan.parts.len() - 1].0;
-            return Err(self.wrong_shape(name, &[rows, plan.in_features], &[plan.out_features, plan.in_features]));
+            return Err(self.wrong_shape(
+                name,
+                &[rows, plan.in_features],
+                &[plan.out_features, plan.in_features],
+            ));
         }
         let compute = (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32);
         Ok(self.ops.load_linear(parts, compute)?)

@@ -55,13 +55,21 @@ impl RopePlan {
                 match &self.scaling {
                     None => f,
                     Some(RopeScaling::Linear { factor }) => f / factor,
-                    Some(RopeScaling::PerFrequency { factors, .. }) => f / factors.get(i).copied().unwrap_or(1.0),
+                    Some(RopeScaling::PerFrequency { factors, .. }) => {
+                        f / factors.get(i).copied().unwrap_or(1.0)
+                    }
                     Some(RopeScaling::Llama3 {
                         factor,
                         low_freq_factor,
                         high_freq_factor,
                         original_max_position_embeddings,
-                    }) => llama3(f, *factor, *low_freq_factor, *high_freq_factor, *original_max_position_embeddings),
+                    }) => llama3(
+                        f,
+                        *factor,
+                        *low_freq_factor,
+                        *high_freq_factor,
+                        *original_max_position_embeddings,
+                    ),
                 }
             })
             .collect()

@@ -61,7 +61,8 @@ impl InputBuffers {
 
     /// How often a buffer could not be recycled because a view of an earlier step was alive.
     pub(super) fn reallocs(&self) -> usize {
-        let own = [&self.token_ids, &self.positions, &self.logits_rows, &self.query_start_loc, &self.seq_lens];
+        let own =
+            [&self.token_ids, &self.positions, &self.logits_rows, &self.query_start_loc, &self.seq_lens];
         let groups = self.groups.iter().map(|g| g.block_table.reallocs() + g.slot_mapping.reallocs());
         own.iter().map(|p| p.reallocs()).sum::<usize>() + groups.sum::<usize>()
     }

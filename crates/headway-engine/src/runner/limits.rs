@@ -2,7 +2,10 @@
 //! this build refuses by name.
 
 use super::StartupError;
-use crate::{models::ModelPlan, options::{EngineOptions, LoadFormat}};
+use crate::{
+    models::ModelPlan,
+    options::{EngineOptions, LoadFormat},
+};
 use headway_attention::KvCacheSpec;
 
 /// Limits in force.
@@ -29,7 +32,9 @@ impl Limits {
     /// 0; a length beyond the model's.
     pub fn resolve(options: &EngineOptions, plan: &ModelPlan) -> Result<Self, StartupError> {
         let positive = |option: &'static str, v: Option<usize>| match v {
-            Some(0) => Err(StartupError::Option { option, value: "0".into(), why: "it must be at least 1".into() }),
+            Some(0) => {
+                Err(StartupError::Option { option, value: "0".into(), why: "it must be at least 1".into() })
+            }
             v => Ok(v),
         };
         let most = plan.max_position_embeddings;
@@ -86,7 +91,9 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
         return Err(StartupError::Option {
             option: "--graph-mode",
             value: mode.into(),
-            why: "is not supported with device cpu, which has no graphs to capture; leave it out or give NONE".into(),
+            why:
+                "is not supported with device cpu, which has no graphs to capture; leave it out or give NONE"
+                    .into(),
         });
     }
     if o.load_format == LoadFormat::Dummy {

@@ -127,8 +127,13 @@ fn names<'a>(rules: impl Iterator<Item = &'a RuleBook>) -> String {
 
 fn sizes<'a>(rules: impl Iterator<Item = &'a RuleBook>) -> String {
     use headway_attention::process::rules::KernelBlockSize::{Exact, MultipleOf};
-    let mut sizes: Vec<usize> =
-        rules.flat_map(|r| r.kernel_block_sizes.iter().map(|k| match *k { Exact(n) | MultipleOf(n) => n })).collect();
+    let mut sizes: Vec<usize> = rules
+        .flat_map(|r| {
+            r.kernel_block_sizes.iter().map(|k| match *k {
+                Exact(n) | MultipleOf(n) => n,
+            })
+        })
+        .collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -152,11 +157,11 @@ pub fn layout(options: &EngineOptions) -> Result<Option<KvCacheLayout>, StartupE
         "HND" => "LBHNC".to_owned(),
         other => other.to_owned(),
     };
-    [LBNHC, LBHNC, BLNHC, BLHNC, BHLNC, LHBNC].into_iter().find(|l| l.name() == name).map(Some).ok_or_else(|| {
-        StartupError::Option {
+    [LBNHC, LBHNC, BLNHC, BLHNC, BHLNC, LHBNC].into_iter().find(|l| l.name() == name).map(Some).ok_or_else(
+        || StartupError::Option {
             option: "--kv-layout",
             value: asked.into(),
             why: "unknown; there are: NHD, HND, LBNHC, LBHNC, BLNHC, BLHNC, BHLNC, LHBNC".into(),
-        }
-    })
+        },
+    )
 }

@@ -1,7 +1,8 @@
 //! Fills the `StartupReport`.
 
 use super::{
-    StartupReport, devices::OpenDevice,
+    StartupReport,
+    devices::OpenDevice,
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
     needs,
     report::{GraphModeReport, GroupReport, RefusedReport},
@@ -79,9 +80,13 @@ fn group(g: &headway_attention::group::plan::AttentionGroupPlan, selections: &[S
 fn kind(spec: &KvCacheSpec) -> String {
     match spec {
         KvCacheSpec::SlidingWindow { sliding_window, .. } => format!("sliding window {sliding_window}"),
-        KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => format!("chunked local {attention_chunk_size}"),
+        KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {
+            format!("chunked local {attention_chunk_size}")
+        }
         KvCacheSpec::Mla(_) => "MLA".into(),
-        KvCacheSpec::SlidingWindowMla { sliding_window, .. } => format!("MLA, sliding window {sliding_window}"),
+        KvCacheSpec::SlidingWindowMla { sliding_window, .. } => {
+            format!("MLA, sliding window {sliding_window}")
+        }
         KvCacheSpec::Mamba { .. } => "Mamba state".into(),
         KvCacheSpec::Cross(_) => "cross attention".into(),
         KvCacheSpec::EncoderOnly(_) => "encoder only".into(),
@@ -104,7 +109,9 @@ fn options_in_force(
     let text = |v: Option<usize>| v.map(|v| v.to_string());
     r.option("device", o.device.clone(), "cpu", "the default");
     let (dtype, why) = match o.dtype {
-        DTypeOption::Auto => (needs::model_dtype(files), "the file's type; activations are float32 on the CPU"),
+        DTypeOption::Auto => {
+            (needs::model_dtype(files), "the file's type; activations are float32 on the CPU")
+        }
         DTypeOption::As(d) => (d, "activations are float32 on the CPU"),
     };
     r.option("dtype", Some(o.dtype.to_string()), dtype, why);
@@ -112,7 +119,12 @@ fn options_in_force(
     let blocks = cache.kv_cache_groups.iter().map(|g| g.block_size).max().unwrap_or(0);
     r.option("block_size", text(o.block_size), blocks, "what the backends prefer");
     r.option("kv_layout", o.kv_layout.clone(), cache.layout, "the first that every backend reads");
-    r.option("attention_backend", o.attention_backend.clone(), "per layer, see groups", "the first that fits each layer");
+    r.option(
+        "attention_backend",
+        o.attention_backend.clone(),
+        "per layer, see groups",
+        "the first that fits each layer",
+    );
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
     r.option("backend_per_kind", asked.clone(), asked.unwrap_or_else(|| "none".into()), "");
@@ -120,8 +132,18 @@ fn options_in_force(
     r.option("batch_invariant", Some(o.batch_invariant.to_string()), o.batch_invariant, "");
     r.option("micro_batches", text(o.micro_batches), 1, "the default");
     r.option("speculative_tokens", text(o.speculative_tokens), 0, "the default");
-    r.option("max_model_len", text(o.max_model_len), limits.max_model_len, &format!("the model's {}", plan.max_position_embeddings));
-    r.option("max_num_seqs", text(o.max_num_seqs), limits.max_num_reqs, &format!("the default of {DEFAULT_MAX_NUM_SEQS}, within the token budget"));
+    r.option(
+        "max_model_len",
+        text(o.max_model_len),
+        limits.max_model_len,
+        &format!("the model's {}", plan.max_position_embeddings),
+    );
+    r.option(
+        "max_num_seqs",
+        text(o.max_num_seqs),
+        limits.max_num_reqs,
+        &format!("the default of {DEFAULT_MAX_NUM_SEQS}, within the token budget"),
+    );
     r.option(
         "max_num_batched_tokens",
         text(o.max_num_batched_tokens),

@@ -122,9 +122,16 @@ pub struct MemoryReport {
 
 impl StartupReport {
     /// Records an option.
-    pub fn option(&mut self, name: &'static str, requested: Option<String>, in_force: impl ToString, because: &str) {
+    pub fn option(
+        &mut self,
+        name: &'static str,
+        requested: Option<String>,
+        in_force: impl ToString,
+        because: &str,
+    ) {
         let in_force = in_force.to_string();
-        let because = (requested.as_ref() != Some(&in_force) && !because.is_empty()).then(|| because.to_owned());
+        let because =
+            (requested.as_ref() != Some(&in_force) && !because.is_empty()).then(|| because.to_owned());
         self.options.insert(name, OptionReport { requested, in_force, because });
     }
 }

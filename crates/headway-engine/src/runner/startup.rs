@@ -18,8 +18,8 @@ use crate::{
     options::{DTypeOption, EngineOptions},
 };
 use headway_attention::{
-    AttentionArgs, AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool, LayerArgs,
-    LayerKernel, StepMetadata,
+    AttentionArgs, AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool,
+    LayerArgs, LayerKernel, StepMetadata,
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
@@ -70,7 +70,11 @@ impl Startup {
         Ok(Self {
             num_blocks: decided.cache.num_blocks,
             kv_specs: decided.cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect(),
-            reorder_batch_threshold: runner.groups.iter().filter_map(|g| g.plan().reorder_batch_threshold).min(),
+            reorder_batch_threshold: runner
+                .groups
+                .iter()
+                .filter_map(|g| g.plan().reorder_batch_threshold)
+                .min(),
             limits: decided.limits,
             runner,
         })
@@ -82,7 +86,10 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let plan = arch::plan(files)?;
     let limits = Limits::resolve(options, &plan)?;
     let kv_dtype = needs::kv_cache_dtype(files, options)?;
-    let registry = devices::registry()?;
+    let registry = match &options.registry {
+        Some(r) => r.clone(),
+        None => devices::registry()?,
+    };
     let layers: Vec<&AttentionPlan> = plan.attention_layers().map(|(_, a)| a).collect();
     let selections = needs::select_backends(&registry, &layers, options, kv_dtype)?;
     let block_size = needs::block_size(&selections, options)?;

@@ -70,14 +70,18 @@ impl<'a> ConfigReader<'a> {
     }
 
     fn number(&self, field: &str, v: &Value) -> Result<f64, ModelError> {
-        v.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.error(field, format!("is {v}; a number is needed")))
+        v.as_f64()
+            .filter(|x| x.is_finite())
+            .ok_or_else(|| self.error(field, format!("is {v}; a number is needed")))
     }
 
     /// A flag, false where not given.
     pub fn flag(&self, field: &str) -> Result<bool, ModelError> {
         match self.get(field) {
             None => Ok(false),
-            Some(v) => v.as_bool().ok_or_else(|| self.error(field, format!("is {v}; true or false is needed"))),
+            Some(v) => {
+                v.as_bool().ok_or_else(|| self.error(field, format!("is {v}; true or false is needed")))
+            }
         }
     }
 
@@ -88,7 +92,9 @@ impl<'a> ConfigReader<'a> {
             v.as_array().and_then(|a| a.iter().map(|x| x.as_str().map(str::to_owned)).collect());
         match list {
             Some(l) if l.len() == num_layers => Ok(Some(l)),
-            Some(l) => Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", l.len()))),
+            Some(l) => {
+                Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", l.len())))
+            }
             None => Err(self.error("layer_types", "is not a list of strings")),
         }
     }
@@ -96,8 +102,14 @@ impl<'a> ConfigReader<'a> {
     /// The rotary embedding of a kind of layer. `head_size` is multiplied by `partial_rotary_factor`.
     /// `default_theta` stands where the config is silent. `max_len` decides between the two factor
     /// lists of LongRoPE.
-    pub fn rope(&self, layer_type: &str, head_size: usize, default_theta: f64) -> Result<RopePlan, ModelError> {
-        let parameters = self.get("rope_parameters").map(|p| p.get(layer_type).filter(|v| v.is_object()).unwrap_or(p));
+    pub fn rope(
+        &self,
+        layer_type: &str,
+        head_size: usize,
+        default_theta: f64,
+    ) -> Result<RopePlan, ModelError> {
+        let parameters =
+            self.get("rope_parameters").map(|p| p.get(layer_type).filter(|v| v.is_object()).unwrap_or(p));
         let field = |name: &str| -> Result<Option<f64>, ModelError> {
             match parameters.and_then(|p| p.get(name)).filter(|v| !v.is_null()) {
                 Some(v) => self.number(name, v).map(Some),
@@ -108,7 +120,8 @@ impl<'a> ConfigReader<'a> {
         let partial = field("partial_rotary_factor")?.unwrap_or(1.0);
         let rotary_dim = (head_size as f64 * partial) as usize;
         if theta <= 0.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
-            return Err(self.error("rope", format!("theta {theta} with {rotary_dim} rotated elements of {head_size}")));
+            return Err(self
+                .error("rope", format!("theta {theta} with {rotary_dim} rotated elements of {head_size}")));
         }
         let scaling = match parameters.or_else(|| self.get("rope_scaling")) {
             Some(v) => self.rope_scaling(v, rotary_dim)?,
@@ -125,7 +138,11 @@ impl<'a> ConfigReader<'a> {
         };
         let positive = |name: &str| {
             number(name).and_then(|x| {
-                if x > 0.0 { Ok(x) } else { Err(self.error(&format!("rope_scaling.{name}"), "must be above 0")) }
+                if x > 0.0 {
+                    Ok(x)
+                } else {
+                    Err(self.error(&format!("rope_scaling.{name}"), "must be above 0"))
+                }
             })
         };
         Ok(match kind {

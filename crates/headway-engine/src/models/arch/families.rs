@@ -23,7 +23,8 @@ pub(super) fn llama(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let s = Sizes::read(c, 1e-6)?;
     let (act, bias, mlp_bias) = (activation(c)?, c.flag("attention_bias")?, c.flag("mlp_bias")?);
     let rope = c.rope("full_attention", s.head_size, 10000.0)?;
-    let layers = layers(&s, |_, n| Ok(n.pre_norm_layer(n.attention(&s, bias, bias), n.gated(&s, act, mlp_bias))))?;
+    let layers =
+        layers(&s, |_, n| Ok(n.pre_norm_layer(n.attention(&s, bias, bias), n.gated(&s, act, mlp_bias))))?;
     model(c, &s, vec![rope], layers, false)
 }
 
@@ -54,15 +55,20 @@ fn qwen_windows(c: &ConfigReader<'_>, s: &Sizes) -> Result<Vec<Option<usize>>, M
 }
 
 /// The window of a layer of a named type.
-fn layer_window(c: &ConfigReader<'_>, kind: &str, window: Option<usize>) -> Result<Option<usize>, ModelError> {
+fn layer_window(
+    c: &ConfigReader<'_>,
+    kind: &str,
+    window: Option<usize>,
+) -> Result<Option<usize>, ModelError> {
     match kind {
         "full_attention" => Ok(None),
         "sliding_attention" if window.is_some() => Ok(window),
-        "sliding_attention" => Err(c.error("sliding_window", "is missing, but layer_types has sliding layers")),
-        other => Err(c.unsupported(
-            format!("layer type {other}"),
-            "supported: full_attention, sliding_attention",
-        )),
+        "sliding_attention" => {
+            Err(c.error("sliding_window", "is missing, but layer_types has sliding layers"))
+        }
+        other => {
+            Err(c.unsupported(format!("layer type {other}"), "supported: full_attention, sliding_attention"))
+        }
     }
 }
 

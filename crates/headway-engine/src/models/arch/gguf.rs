@@ -4,9 +4,7 @@ use crate::{
     loading::{Checkpoint, GgufFile},
     models::{
         ModelError, ModelPlan,
-        plan::{
-            AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, NormPlan, QkNormPlan,
-        },
+        plan::{AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, NormPlan, QkNormPlan},
         rope::{RopePlan, RopeScaling},
     },
 };
@@ -87,7 +85,10 @@ impl<'a> Header<'a> {
         let rotary_dim = m.opt_usize(&self.key("rope.dimension_count"))?.unwrap_or(self.head_size);
         if theta <= 0.0 || rotary_dim < 2 || rotary_dim > self.head_size || !rotary_dim.is_multiple_of(2) {
             return Err(self.unsupported(
-                &format!("a rotary embedding of base {theta} over {rotary_dim} of {} elements", self.head_size),
+                &format!(
+                    "a rotary embedding of base {theta} over {rotary_dim} of {} elements",
+                    self.head_size
+                ),
                 "the file is damaged or of a newer kind",
             ));
         }
@@ -98,7 +99,9 @@ impl<'a> Header<'a> {
                 (factor > 0.0).then_some(RopeScaling::Linear { factor })
             }
             Some(other) => {
-                return Err(self.unsupported(&format!("rope scaling of type {other}"), "supported: none, linear"));
+                return Err(
+                    self.unsupported(&format!("rope scaling of type {other}"), "supported: none, linear")
+                );
             }
         };
         Ok(RopePlan { theta, rotary_dim, style, scaling })

@@ -29,11 +29,18 @@ impl Sizes {
         let head_size = match c.opt_usize("head_dim")? {
             Some(d) => d,
             None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => return Err(c.error("num_attention_heads", format!("{heads} does not divide hidden_size {hidden}"))),
+            None => {
+                return Err(
+                    c.error("num_attention_heads", format!("{heads} does not divide hidden_size {hidden}"))
+                );
+            }
         };
         let kv_heads = c.opt_usize("num_key_value_heads")?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
-            return Err(c.error("num_key_value_heads", format!("{kv_heads} does not divide the {heads} query heads")));
+            return Err(c.error(
+                "num_key_value_heads",
+                format!("{kv_heads} does not divide the {heads} query heads"),
+            ));
         }
         let layers = c.usize("num_hidden_layers")?;
         if layers > 1024 {
@@ -128,7 +135,11 @@ impl Names {
     }
 
     /// A layer with norms before mixer and feed-forward, and none after.
-    pub(super) fn pre_norm_layer(&self, attention: AttentionPlan, feed_forward: FeedForwardPlan) -> LayerPlan {
+    pub(super) fn pre_norm_layer(
+        &self,
+        attention: AttentionPlan,
+        feed_forward: FeedForwardPlan,
+    ) -> LayerPlan {
         LayerPlan {
             pre_mixer_norm: Some(self.norm("input_layernorm", 0.0)),
             post_mixer_norm: None,

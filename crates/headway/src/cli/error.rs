@@ -1,0 +1,56 @@
+//! What a command can fail with: one line each.
+
+use headway_attention::AttentionError;
+use headway_engine::{
+    engine::{RequestError, StepError},
+    runner::StartupError,
+    sources::SourceError,
+    text::TextError,
+};
+use std::path::PathBuf;
+
+/// An error of a command.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CliError {
+    /// What was typed.
+    #[error("{0}")]
+    Usage(String),
+    /// A file of the user's.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An unknown environment variable.
+    #[error("environment variable {name} is unknown{}; unset it (headway generate --help lists those there are)", nearest.as_ref().map(|n| format!(", did you mean {n}?")).unwrap_or_default())]
+    Environment {
+        /// Its name.
+        name: String,
+        /// The nearest by spelling.
+        nearest: Option<String>,
+    },
+    /// Writing the answer.
+    #[error("writing the output: {0}")]
+    Output(#[from] std::io::Error),
+    /// Finding or fetching the model.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// Starting the engine.
+    #[error(transparent)]
+    Startup(#[from] StartupError),
+    /// A request.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// A step.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// Text and templates.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Backends.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
+}

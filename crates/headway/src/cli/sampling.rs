@@ -1,0 +1,79 @@
+//! Sampling options, from the command line or from a line of a batch file.
+
+use super::args::SamplingArgs;
+use headway_engine::sampling::SamplingParams;
+use serde::Deserialize;
+
+/// Tokens to generate where not asked.
+const DEFAULT_MAX_TOKENS: usize = 128;
+
+impl SamplingArgs {
+    /// Parameters of `generate`: greedy unless asked otherwise.
+    pub fn params(&self, logprobs: Option<usize>) -> SamplingParams {
+        let d = SamplingParams::greedy();
+        SamplingParams {
+            max_tokens: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            temperature: self.temperature.unwrap_or(d.temperature),
+            top_k: self.top_k.unwrap_or(d.top_k),
+            top_p: self.top_p.unwrap_or(d.top_p),
+            min_p: self.min_p.unwrap_or(d.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
+            seed: self.seed,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            logprobs,
+            ..d
+        }
+    }
+
+    /// Parameters of `chat`: livelier, and as long as there is room.
+    pub fn chat_params(&self) -> SamplingParams {
+        let d = self.params(None);
+        SamplingParams {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature.unwrap_or(0.6),
+            top_p: self.top_p.unwrap_or(0.95),
+            ..d
+        }
+    }
+}
+
+/// One line of a batch file.
+#[derive(Deserialize, Debug, Default)]
+#[serde(default, deny_unknown_fields)]
+pub struct BatchLine {
+    pub prompt: Option<String>,
+    pub prompt_ids: Option<Vec<u32>>,
+    pub chat: Option<bool>,
+    pub max_tokens: Option<usize>,
+    pub temperature: Option<f32>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub seed: Option<u64>,
+    pub stop: Option<Vec<String>>,
+    pub stop_token_ids: Option<Vec<u32>>,
+    pub ignore_eos: Option<bool>,
+    pub logprobs: Option<usize>,
+}
+
+impl BatchLine {
+    /// The line's parameters over the command line's.
+    pub fn params(&self, base: &SamplingParams) -> SamplingParams {
+        let b = base.clone();
+        SamplingParams {
+            max_tokens: self.max_tokens.or(b.max_tokens),
+            temperature: self.temperature.unwrap_or(b.temperature),
+            top_k: self.top_k.unwrap_or(b.top_k),
+            top_p: self.top_p.unwrap_or(b.top_p),
+            min_p: self.min_p.unwrap_or(b.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(b.repetition_penalty),
+            seed: self.seed.or(b.seed),
+            stop: self.stop.clone().unwrap_or(b.stop),
+            stop_token_ids: self.stop_token_ids.clone().unwrap_or(b.stop_token_ids),
+            ignore_eos: self.ignore_eos.unwrap_or(b.ignore_eos),
+            logprobs: self.logprobs.or(b.logprobs),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Opening an engine for a command: find the model, show progress, print what was decided.
+
+use super::{CliError, args::EngineArgs};
+use headway_attention::Registry;
+use headway_engine::{
+    LlmEngine,
+    runner::StartupReport,
+    sources::{self, FetchOptions, ModelSpec, TerminalProgress},
+};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Finds the model and opens it.
+pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError> {
+    let mut options = args.options()?;
+    options.registry = Some(registry);
+    let spec = ModelSpec::parse(&args.model)?;
+    let resolved = sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?;
+    let bar = layer_bar();
+    let engine = LlmEngine::open(&resolved.path, &options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let engine = engine?;
+    for warning in &engine.report().warnings {
+        eprintln!("headway: warning: {warning}");
+    }
+    Ok(engine)
+}
+
+/// Hidden where standard error is not a terminal.
+fn layer_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("loading {bar:30} layer {pos}/{len}");
+    ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr())
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// What was decided at start-up, for people.
+pub fn print_report(r: &StartupReport) {
+    let mib = |b: u64| format!("{:.1} MiB", b as f64 / (1 << 20) as f64);
+    eprintln!("model      {}", r.model);
+    eprintln!("files      {}", r.files);
+    eprintln!("device     {}", r.device);
+    for g in &r.groups {
+        let block = match g.kernel_block_size == g.block_size {
+            true => format!("blocks of {}", g.block_size),
+            false => format!("blocks of {}, kernel blocks of {}", g.block_size, g.kernel_block_size),
+        };
+        let backend = &g.backend;
+        eprintln!("attention  layers {}: {} on {backend}, {block}", runs(&g.layers), g.kind);
+        for refused in &g.refused {
+            eprintln!("           not {}: {}", refused.backend, refused.reasons.join("; "));
+        }
+    }
+    eprintln!(
+        "KV cache   {} in {} blocks, layout {}, {} bytes a token",
+        mib(r.memory.kv_cache_bytes),
+        r.memory.kv_cache_blocks,
+        r.kv_cache_layout,
+        r.memory.kv_bytes_per_token
+    );
+    eprintln!(
+        "memory     weights {}, activations {}",
+        mib(r.memory.weights_bytes),
+        mib(r.memory.activations_bytes)
+    );
+    eprintln!("graphs     {}", r.graph_mode.in_force);
+    for (name, o) in &r.options {
+        if let Some(because) = o.because.as_ref().filter(|b| *b != "the default") {
+            let asked = o.requested.as_deref().unwrap_or("not asked");
+            eprintln!("option     {name}: {} ({asked}): {because}", o.in_force);
+        }
+    }
+}
+
+/// `0-4, 6-10`.
+fn runs(layers: &[u32]) -> String {
+    let mut out: Vec<(u32, u32)> = vec![];
+    for &l in layers {
+        match out.last_mut() {
+            Some((_, last)) if *last + 1 == l => *last = l,
+            _ => out.push((l, l)),
+        }
+    }
+    let text = |(a, b): (u32, u32)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    out.into_iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn layers_in_runs() {
+        assert_eq!(super::runs(&[0, 1, 2, 4, 6, 7]), "0-2, 4, 6-7");
+        assert_eq!(super::runs(&[]), "");
+    }
+}

@@ -11,11 +11,8 @@ use headway_cpu::{
     CpuAttn, CpuExec, CpuOptions, Isa,
     backends::cpu_attn::{CpuAttnBuilder, CpuAttnConfig, CpuAttnLayer, CpuAttnMetadata},
 };
-use headway_tensor::{DType, Dual, Element, HostBuf, TensorMut, TensorRef, View};
-use headway_testkit::{
-    Answer, PagedBatch, Params, Rng, attend_paged,
-    reference::round::{round_to, through_cache},
-};
+use headway_tensor::{DType, Dual, HostBuf, TensorMut, TensorRef, View};
+use headway_testkit::{Answer, PagedBatch, Params, Rng, attend_paged, reference::round::through_cache};
 use std::sync::Arc;
 
 /// A layer and the cache's shape.
@@ -63,12 +60,8 @@ impl Layer {
 
     fn spec(&self) -> AttentionSpec {
         AttentionSpec {
-            block_size: self.block_size,
-            num_kv_heads: self.kv_heads,
-            head_size: self.size,
             head_size_v: self.size_v,
-            dtype: self.cache,
-            page_size_padded: None,
+            ..AttentionSpec::new(self.block_size, self.kv_heads, self.size, self.cache)
         }
     }
 
@@ -78,15 +71,11 @@ impl Layer {
             None => KvCacheSpec::Full(self.spec()),
         };
         GroupInfo {
-            spec,
-            kernel_block_size: self.block_size,
-            num_heads: self.heads,
             layers: vec![AttnLayer(0)],
             max_num_reqs: 64,
             max_num_tokens: 4096,
             max_model_len: 4096,
-            num_speculative_tokens: 0,
-            batch_invariant: false,
+            ..GroupInfo::new(spec, self.heads)
         }
     }
 
@@ -315,13 +304,9 @@ impl World {
             false => Causal::PerRequest(View::from_vec(self.causal.iter().map(|c| u8::from(*c)).collect())),
         };
         inputs.num_actual_tokens = self.slots.len();
-        CommonAttentionMetadata {
-            inputs: Arc::new(inputs),
-            block_table: Dual::from_vec(self.table.clone()),
-            block_table_stride: self.stride,
-            slot_mapping: View::from_vec(self.slots.clone()),
-            is_prefilling_override: None,
-        }
+        let table = Dual::from_vec(self.table.clone());
+        let slots = View::from_vec(self.slots.clone());
+        CommonAttentionMetadata::new(Arc::new(inputs), table, self.stride, slots).unwrap()
     }
 }
 
@@ -356,6 +341,7 @@ impl Cache {
             num_blocks: self.num_blocks,
             block_size: l.block_size,
             dtype: l.cache,
+            layout: headway_attention::group::kv::layout::KvCacheLayout::LBHNC,
             shared: false,
         }
     }
@@ -405,12 +391,8 @@ pub fn step(cx: &CpuExec, l: &Layer, w: &World, fill: u8, windowed: bool) -> Don
     let mut b = builder(cx, l, windowed);
     let metadata = b.build(cx, &w.common()).unwrap();
     let (old_k, old_v, old_slots) = &w.context;
-    let qkv = |k: &'_ Act, v: &'_ Act, n: usize| {
-        // SAFETY-free helper: borrows only.
-        (k.clone(), v.clone(), n)
-    };
     for (k, v, slots) in [(old_k, old_v, old_slots), (&w.k, &w.v, &w.slots)] {
-        let (k, v, n) = qkv(k, v, slots.len());
+        let n = slots.len();
         let x = Qkv {
             q: w.q.view(&[w.slots.len(), l.heads, l.size]),
             k: k.view(&[n, l.kv_heads, l.size]),
@@ -430,14 +412,4 @@ pub fn step(cx: &CpuExec, l: &Layer, w: &World, fill: u8, windowed: bool) -> Don
     kernel.forward_with_lse(cx, &x, &mut cache.view(l), &metadata, out_view, Some(&mut lse)).unwrap();
     assert!(cache.gaps_intact(fill), "bytes outside the pages were written");
     Done { out, lse, metadata }
-}
-
-/// What is read back after this value was stored as an activation.
-pub fn rounded(dtype: DType, x: f64) -> f64 {
-    f64::from(round_to(dtype, x as f32))
-}
-
-/// `T::DTYPE` for error messages.
-pub fn dtype_of<T: Element>() -> DType {
-    T::DTYPE
 }

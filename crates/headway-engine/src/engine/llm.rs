@@ -24,7 +24,11 @@ pub struct LlmEngine {
     pub(super) plan: StepPlan,
     pub(super) outcomes: Vec<StepOutcome>,
     pub(super) load_time: Duration,
+    pub(super) observer: Option<LogitsObserver>,
 }
+
+/// Sees every row of raw logits, after the model's own caps and before penalties and sampling.
+pub type LogitsObserver = Box<dyn FnMut(RequestId, &[f32]) + Send>;
 
 impl LlmEngine {
     /// What was decided at start-up.
@@ -50,6 +54,11 @@ impl LlmEngine {
     /// From opening the files to the end of start-up.
     pub fn load_time(&self) -> Duration {
         self.load_time
+    }
+
+    /// Has every row of logits shown to `observer` before it is sampled from.
+    pub fn observe_logits(&mut self, observer: impl FnMut(RequestId, &[f32]) + Send + 'static) {
+        self.observer = Some(Box::new(observer));
     }
 
     /// Ids that end an answer.
@@ -153,6 +162,10 @@ impl Engine for LlmEngine {
             .execute(&self.plan, |id, group| scheduler.block_table(id, group))
             .and_then(|l| Ok(l.into_host::<f32>()?));
         self.outcomes.clear();
+        if let (Ok(logits), Some(observer)) = (&logits, &mut self.observer) {
+            let width = (logits.len() / self.plan.num_sampled().max(1)).max(1);
+            self.plan.sampled().zip(logits.chunks_exact(width)).for_each(|(r, row)| observer(r.id, row));
+        }
         let failed = match logits {
             Ok(logits) => Self::sample(
                 &mut self.sampler,

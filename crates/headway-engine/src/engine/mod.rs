@@ -6,7 +6,7 @@ mod open;
 mod request;
 mod session;
 
-pub use llm::LlmEngine;
+pub use llm::{LlmEngine, LogitsObserver};
 pub use open::OpenProgress;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 

@@ -55,6 +55,7 @@ impl LlmEngine {
             plan: StepPlan::default(),
             outcomes: vec![],
             load_time: started.elapsed(),
+            observer: None,
         })
     }
 }

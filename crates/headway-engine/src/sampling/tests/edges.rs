@@ -94,9 +94,9 @@ fn the_repetition_penalty_counts_each_token_once() {
     assert_eq!(logits, [2.0, -2.0, 3.0, 0.0, 2.5]);
     // Nothing of one row is left in the next.
     let mut logits = [4.0, -1.0, 3.0, 0.0, 2.5];
-    let row = Row { params: &params, tokens: &[2], seed: 0 };
+    let row = Row { params: &params, tokens: &[2, 1], seed: 0 };
     assert_eq!(sampler.sample(&mut logits, &row).unwrap().token, 0);
-    assert_eq!(logits, [4.0, -1.0, 1.5, 0.0, 2.5]);
+    assert_eq!(logits, [4.0, -2.0, 1.5, 0.0, 2.5]);
     let far = sample(&[0.0; 4], &params, &[9], 0);
     assert_eq!(far, Err(SamplingError::TokenOutOfRange { token_id: 9, vocab_size: 4 }));
 }

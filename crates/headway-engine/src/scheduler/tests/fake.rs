@@ -119,6 +119,9 @@ impl Fake {
         let tokens: HashMap<_, _> =
             ids.filter_map(|id| Some((id, self.scheduler.tokens(id)?.to_vec()))).collect();
         check_pool(self.scheduler.kv(), &tokens);
+        let in_line: Vec<_> = self.scheduler.running.iter().chain(&self.scheduler.waiting).collect();
+        assert!(in_line.is_sorted(), "everyone is in the order of arrival, the running before the waiting");
+        assert_eq!(in_line.len(), tokens.len(), "every request is in one line");
     }
 
     /// What holds of every plan.

@@ -98,3 +98,19 @@ fn random_prompts_have_no_hits_however_often_they_are_preempted() {
     assert_eq!((stats.requests, stats.queried_tokens, stats.hit_tokens), (6, 54, 0));
     assert!(stats.resumed_requests > 0);
 }
+
+#[test]
+fn a_preempted_request_resumes_before_those_that_arrived_after_it() {
+    let mut fake = Fake::new(config(64, 2), 60, vec![KvGroupPolicy::full(1)], false);
+    let ids = [0, 50, 100].map(|start| fake.add((start..start + 20).collect(), 40).expect("fits alone"));
+    while fake.plan.preempted.is_empty() {
+        assert!(fake.step());
+    }
+    assert_eq!(fake.plan.preempted, [ids[1]]);
+    while !fake.plan.requests.iter().any(|r| r.id == ids[2]) {
+        assert!(fake.step());
+    }
+    assert_eq!(fake.scheduler.state(ids[1]), Some(RequestState::Decoding), "the second came back before");
+    fake.run_to_end();
+    assert_eq!(fake.first_tokens, ids);
+}

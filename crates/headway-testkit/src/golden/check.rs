@@ -47,7 +47,9 @@ impl Bounds {
         match compute {
             Compute::Float32 => Self { logit: 5e-3, logsumexp: 5e-3, margin: 0.01, normalised: false },
             Compute::Half => Self { logit: 0.8, logsumexp: 0.5, margin: 0.5, normalised: false },
-            Compute::Quantised => Self { logit: 1.0, logsumexp: f64::INFINITY, margin: 0.5, normalised: true },
+            Compute::Quantised => {
+                Self { logit: 1.0, logsumexp: f64::INFINITY, margin: 0.5, normalised: true }
+            }
         }
     }
 }

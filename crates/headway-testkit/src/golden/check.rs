@@ -202,7 +202,7 @@ mod tests {
             greedy_ids: vec![0],
             greedy_margins: vec![1.0],
         };
-        let b = Bounds { logit: 1e-3, logsumexp: 1e-3, margin: 0.0 };
+        let b = Bounds { logit: 1e-3, logsumexp: 1e-3, margin: 0.0, normalised: false };
         assert_eq!(check_tiny(&case, b, &[0.0, 5e-4], &[0]).unwrap().ids, 1);
         assert!(check_tiny(&case, b, &[0.0, f32::NAN], &[0]).unwrap_err().starts_with("logit 1 is NaN"));
         assert!(check_tiny(&case, b, &[0.0, 2e-3], &[0]).is_err());

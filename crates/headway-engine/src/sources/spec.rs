@@ -126,31 +126,12 @@ fn unknown(text: &str) -> SourceError {
         .iter()
         .map(|model| {
             let spellings = std::iter::once(&model.name).chain(model.aliases);
-            (spellings.map(|s| edit_distance(&asked, s)).min().unwrap_or(usize::MAX), model.name)
+            (spellings.map(|s| strsim::levenshtein(&asked, s)).min().unwrap_or(usize::MAX), model.name)
         })
         .collect();
     ranked.sort();
     let nearest = ranked.into_iter().map(|(_, name)| name.to_owned()).collect();
     SourceError::UnknownName { asked: text.to_owned(), nearest }
-}
-
-/// Levenshtein distance in bytes.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        for (cell, y) in row.iter_mut().skip(1).zip(b.bytes()) {
-            let above = *cell;
-            left = (above + 1).min(left + 1).min(diagonal + usize::from(x != y));
-            *cell = left;
-            diagonal = above;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(a.len())
 }
 
 #[cfg(test)]
@@ -200,13 +181,5 @@ mod tests {
         let message = ModelSpec::parse("smolm2").unwrap_err().to_string();
         assert!(message.contains("smollm2-135m-instruct"), "{message}");
         assert!(ModelSpec::parse("").is_err());
-    }
-
-    #[test]
-    fn edit_distances() {
-        assert_eq!(edit_distance("kitten", "sitting"), 3);
-        assert_eq!(edit_distance("", "abc"), 3);
-        assert_eq!(edit_distance("abc", ""), 3);
-        assert_eq!(edit_distance("abc", "abc"), 0);
     }
 }

@@ -9,7 +9,6 @@ use super::pieces::{DecodeRule, byte_token};
 use super::pretokenize::pre_tokenizer;
 use super::sentencepiece::derive_merges;
 use super::tokenizer::{END_MARKERS, Parts, Tokenizer};
-use std::collections::HashMap;
 use tokenizers::decoders::{self, DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse, strip::Strip};
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::models::unigram::Unigram;
@@ -108,8 +107,8 @@ impl Tokenizer {
         };
         let Rebuilt { mut core, rule, adds_bos, adds_eos } = rebuilt;
         register_added(&mut core, &gguf);
-        let parts = parts(gguf, adds_bos, adds_eos)?;
-        Ok(Self::assemble(core, &rule, parts))
+        let parts = parts(&gguf, adds_bos, adds_eos)?;
+        Ok(Self::assemble(core, &rule, parts, |id| gguf.tokens.get(id as usize).map(String::as_str)))
     }
 }
 
@@ -136,12 +135,6 @@ fn check(gguf: &GgufTokenizer) -> Result<(), TextError> {
     {
         return Err(key_error(TYPES, format!("token {i} has the unknown type {t}")));
     }
-    let mut seen: HashMap<&str, usize> = HashMap::with_capacity(n);
-    for (i, token) in gguf.tokens.iter().enumerate() {
-        if let Some(first) = seen.insert(token, i) {
-            return Err(key_error(TOKENS, format!("token {token:?} occurs twice, as {first} and {i}")));
-        }
-    }
     for (key, id) in named_ids(gguf) {
         if let Some(id) = id.filter(|id| *id as usize >= n) {
             return Err(key_error(key, format!("id {id} is outside the vocabulary of {n} tokens")));
@@ -164,8 +157,18 @@ fn type_of(gguf: &GgufTokenizer, id: usize) -> i32 {
     gguf.token_types.as_ref().and_then(|t| t.get(id)).copied().unwrap_or(1)
 }
 
-fn vocab(gguf: &GgufTokenizer) -> Vocab {
-    gguf.tokens.iter().enumerate().map(|(i, t)| (t.clone(), i as u32)).collect()
+/// Token to id.
+///
+/// # Errors
+/// A token that occurs twice: one of its ids could never be written.
+fn vocab(gguf: &GgufTokenizer) -> Result<Vocab, TextError> {
+    let mut vocab = Vocab::with_capacity(gguf.tokens.len());
+    for (id, token) in (0u32..).zip(&gguf.tokens) {
+        if let Some(first) = vocab.insert(token.clone(), id) {
+            return Err(key_error(TOKENS, format!("token {token:?} occurs twice, as {first} and {id}")));
+        }
+    }
+    Ok(vocab)
 }
 
 /// Merges as the file lists them.
@@ -189,7 +192,7 @@ fn byte_level_bpe(gguf: &GgufTokenizer) -> Result<Rebuilt, TextError> {
     let merges = gguf.merges.as_deref().filter(|m| !m.is_empty());
     let merges = merges.ok_or_else(|| key_error(MERGES, "missing, and byte-level BPE needs merges"))?;
     let model = BPE::builder()
-        .vocab_and_merges(vocab(gguf), listed_merges(merges)?)
+        .vocab_and_merges(vocab(gguf)?, listed_merges(merges)?)
         .ignore_merges(pre.ignore_merges)
         .build()
         .map_err(|e| key_error(MERGES, e.to_string()))?;
@@ -201,10 +204,12 @@ fn byte_level_bpe(gguf: &GgufTokenizer) -> Result<Rebuilt, TextError> {
 }
 
 fn sentencepiece_bpe(gguf: &GgufTokenizer) -> Result<Rebuilt, TextError> {
-    let takes_part = |i: usize| !matches!(type_of(gguf, i), kind::UNKNOWN | kind::CONTROL | kind::BYTE);
+    let takes_part =
+        |id: u32| !matches!(type_of(gguf, id as usize), kind::UNKNOWN | kind::CONTROL | kind::BYTE);
+    let vocab = vocab(gguf)?;
     let merges = match (gguf.merges.as_deref().filter(|m| !m.is_empty()), gguf.scores.as_deref()) {
         (Some(merges), _) => listed_merges(merges)?,
-        (None, Some(scores)) => derive_merges(&gguf.tokens, scores, takes_part),
+        (None, Some(scores)) => derive_merges(&gguf.tokens, &vocab, scores, takes_part),
         (None, None) => {
             return Err(key_error(
                 SCORES,
@@ -223,7 +228,7 @@ fn sentencepiece_bpe(gguf: &GgufTokenizer) -> Result<Rebuilt, TextError> {
         ));
     }
     let mut builder =
-        BPE::builder().vocab_and_merges(vocab(gguf), merges).fuse_unk(true).byte_fallback(bytes == 256);
+        BPE::builder().vocab_and_merges(vocab, merges).fuse_unk(true).byte_fallback(bytes == 256);
     if let Some(unk) = unk {
         builder = builder.unk_token(unk);
     }
@@ -238,6 +243,7 @@ fn sentencepiece_bpe(gguf: &GgufTokenizer) -> Result<Rebuilt, TextError> {
 fn unigram(gguf: &GgufTokenizer) -> Result<Rebuilt, TextError> {
     let scores = gguf.scores.as_deref();
     let scores = scores.ok_or_else(|| key_error(SCORES, "missing, and a unigram vocabulary needs scores"))?;
+    vocab(gguf)?;
     let pairs = gguf.tokens.iter().cloned().zip(scores.iter().map(|s| f64::from(*s))).collect();
     let unk = unknown_token(gguf).and_then(|t| gguf.tokens.iter().position(|x| *x == t));
     if unk.is_none() {
@@ -315,9 +321,9 @@ fn register_added(core: &mut tokenizers::Tokenizer, gguf: &GgufTokenizer) {
     core.add_tokens(&added);
 }
 
-fn parts(gguf: GgufTokenizer, adds_bos: bool, adds_eos: bool) -> Result<Parts, TextError> {
+fn parts(gguf: &GgufTokenizer, adds_bos: bool, adds_eos: bool) -> Result<Parts, TextError> {
     let ids = gguf.tokens.len();
-    let mut parts = Parts { bos_id: gguf.bos_id, eos_ids: eos_ids(&gguf), ids, ..Parts::default() };
+    let mut parts = Parts { bos_id: gguf.bos_id, eos_ids: eos_ids(gguf), ids, ..Parts::default() };
     match (gguf.add_bos, gguf.bos_id) {
         (Some(true), None) => {
             return Err(key_error("tokenizer.ggml.add_bos_token", "true, but bos_token_id is missing"));
@@ -343,8 +349,8 @@ fn parts(gguf: GgufTokenizer, adds_bos: bool, adds_eos: bool) -> Result<Parts, T
             parts.names.insert(name.to_string(), token.clone());
         }
     }
-    if let Some(template) = gguf.chat_template {
-        parts.template = TemplateSource::single(template);
+    if let Some(template) = &gguf.chat_template {
+        parts.template = TemplateSource::single(template.as_str());
     }
     Ok(parts)
 }

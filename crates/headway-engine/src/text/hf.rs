@@ -67,7 +67,8 @@ impl Tokenizer {
             explicit_bos(&mut parts, add)?;
         }
         parts.eos_ids = eos_ids(&core, &parts.names, generation)?;
-        Ok(Self::assemble(core, &rule, parts))
+        let by_id: Vec<Option<String>> = (0..ids as u32).map(|id| core.id_to_token(id)).collect();
+        Ok(Self::assemble(core, &rule, parts, |id| by_id.get(id as usize)?.as_deref()))
     }
 }
 

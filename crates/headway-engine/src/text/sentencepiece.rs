@@ -4,23 +4,22 @@
 //! order as a list of merges: every split of every piece into two pieces, sorted by the piece's score, then its id. Runs
 //! once, when a model is loaded. Not for unigram models, which need no merges.
 
-use std::collections::HashMap;
+use tokenizers::models::bpe::Vocab;
 
-/// All merges, best first, as pairs of pieces. `mergeable` says which ids take part: normal, user-defined and unused
-/// pieces, not control, unknown or byte tokens.
+/// All merges, best first, as pairs of pieces. `ids` is the vocabulary of `tokens`; `mergeable` says which ids take part:
+/// normal, user-defined and unused pieces, not control, unknown or byte tokens.
 pub(super) fn derive_merges(
     tokens: &[String],
+    ids: &Vocab,
     scores: &[f32],
-    mergeable: impl Fn(usize) -> bool,
+    mergeable: impl Fn(u32) -> bool,
 ) -> Vec<(String, String)> {
-    let ids: HashMap<&str, u32> =
-        (0..tokens.len()).filter(|i| mergeable(*i)).map(|i| (tokens[i].as_str(), i as u32)).collect();
+    let piece = |text: &str| ids.get(text).copied().filter(|id| mergeable(*id));
     let mut found: Vec<(u32, u32, u32)> = Vec::with_capacity(tokens.len() * 2);
-    for (&token, &id) in &ids {
+    for (id, token) in (0u32..).zip(tokens).filter(|(id, _)| mergeable(*id)) {
         for (at, _) in token.char_indices().skip(1) {
-            // the left part first: it is the more often missing one
-            let Some(&left) = ids.get(&token[..at]) else { continue };
-            let Some(&right) = ids.get(&token[at..]) else { continue };
+            let Some(left) = piece(&token[..at]) else { continue };
+            let Some(right) = piece(&token[at..]) else { continue };
             found.push((id, left, right));
         }
     }
@@ -38,7 +37,8 @@ mod tests {
     fn scores_decide_the_order_and_control_tokens_take_no_part() {
         let tokens: Vec<String> = ["<s>", "a", "b", "ab", "abb", "bb"].map(String::from).to_vec();
         let scores = [0.0, -1.0, -2.0, -9.0, -4.0, -3.0];
-        let merges = derive_merges(&tokens, &scores, |i| i != 0);
+        let ids: Vocab = (0u32..).zip(&tokens).map(|(id, token)| (token.clone(), id)).collect();
+        let merges = derive_merges(&tokens, &ids, &scores, |id| id != 0);
         let pairs: Vec<(&str, &str)> = merges.iter().map(|(l, r)| (l.as_str(), r.as_str())).collect();
         assert_eq!(pairs, [("b", "b"), ("a", "bb"), ("ab", "b"), ("a", "b")]);
     }

@@ -51,13 +51,19 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    pub(super) fn assemble(core: tokenizers::Tokenizer, rule: &DecodeRule, parts: Parts) -> Self {
+    /// Puts the parts together; `token` spells an id.
+    pub(super) fn assemble<'a>(
+        core: tokenizers::Tokenizer,
+        rule: &DecodeRule,
+        parts: Parts,
+        token: impl Fn(u32) -> Option<&'a str>,
+    ) -> Self {
         let added = core.get_added_tokens_decoder();
         let size = parts.ids;
         let mut pieces = PieceTable::new(rule);
         let mut special = vec![false; size];
         for id in 0..size as u32 {
-            pieces.push(core.id_to_token(id).as_deref(), rule);
+            pieces.push(token(id), rule);
             if added.get(&id).is_some_and(|t| t.special) {
                 special[id as usize] = true;
             }

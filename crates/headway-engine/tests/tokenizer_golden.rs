@@ -3,9 +3,7 @@
 //! The two tiny tokenizers run from the project's data, or from `HEADWAY_GOLDEN_DIR` and `HEADWAY_MODELS_DIR`. The real
 //! models run when both are set and hold their files; what is absent is printed.
 
-#[path = "support/gguf_header.rs"]
-mod gguf_header;
-
+use headway_engine::loading::GgufFile;
 use headway_engine::text::{ChatTemplate, Message, StreamDecoder, TemplateSource, Tokenizer};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -143,9 +141,9 @@ fn run_real(name: &str, file: &str) {
         println!("{name}: absent ({} does not exist)", missing.display());
         return;
     }
-    let header = gguf_header::read(&model);
+    let header = GgufFile::open(&model).unwrap();
     let begin = Instant::now();
-    let tokenizer = Tokenizer::from_gguf(header).unwrap();
+    let tokenizer = Tokenizer::from_gguf_file(&header).unwrap();
     let rebuilt = begin.elapsed();
     let golden = json(&texts);
     check_metadata(name, &tokenizer, &golden);

@@ -15,6 +15,12 @@ pub enum TextError {
         /// What is wrong with it.
         detail: String,
     },
+    /// The model's files do not give up a key that the tokenizer needs.
+    #[error("{detail}")]
+    Load {
+        /// The loader's own words, which name the file and the key.
+        detail: String,
+    },
     /// A `tokenizer.json` that cannot be used.
     #[error("tokenizer.json: {detail}")]
     TokenizerJson {

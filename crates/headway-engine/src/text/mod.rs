@@ -6,6 +6,7 @@
 
 mod chat;
 mod error;
+mod from_files;
 mod gguf;
 mod header;
 mod hf;

@@ -1,20 +1,16 @@
-//! Filters and tests that transformers changes, or that need a bound on untrusted arguments.
+//! Filters that transformers changes, and a bound on format strings that the engine does not count.
 
 use super::python::{self, Json};
-use minijinja::value::{Kwargs, Rest, StringInput};
-use minijinja::{Environment, Error, ErrorKind, FormatStyle, State, Value, format_filter};
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error, ErrorKind, Value};
 
-/// Largest width, count or indent that a template may ask for.
-const MAX_COUNT: usize = 10_000;
+/// Largest indent that a template may ask for.
+const MAX_INDENT: usize = 10_000;
 
 /// Adds everything of this file to an environment.
 pub(super) fn add(env: &mut Environment<'static>) {
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: &Value| python::display(value));
-    env.add_filter("indent", indent);
-    env.add_filter("format", format);
-    env.add_filter("batch", batch);
-    env.add_filter("slice", slice);
 }
 
 fn invalid(detail: impl Into<String>) -> Error {
@@ -22,8 +18,8 @@ fn invalid(detail: impl Into<String>) -> Error {
 }
 
 fn bounded(count: usize) -> Result<(), Error> {
-    if count > MAX_COUNT {
-        return Err(invalid(format!("{count} is more than {MAX_COUNT}")));
+    if count > MAX_INDENT {
+        return Err(invalid(format!("{count} is more than {MAX_INDENT}")));
     }
     Ok(())
 }
@@ -68,55 +64,16 @@ fn json_indent(value: &Value) -> Result<String, Error> {
     Ok(" ".repeat(count))
 }
 
-fn batch(state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>) -> Result<Value, Error> {
-    bounded(count)?;
-    minijinja::filters::batch(state, value, count, fill)
-}
-
-fn slice(state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>) -> Result<Value, Error> {
-    bounded(count)?;
-    minijinja::filters::slice(state, value, count, fill)
-}
-
-fn indent(
-    value: StringInput<'_>,
-    width: Option<usize>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    kwargs: Kwargs,
-) -> Result<Value, Error> {
-    bounded(width.unwrap_or(0))?;
-    bounded(kwargs.peek::<Option<usize>>("width")?.unwrap_or(0))?;
-    minijinja::filters::indent(value, width, first, blank, kwargs)
-}
-
-/// `text % args`.
-fn format(text: &str, args: Rest<Value>) -> Result<String, Error> {
-    check_format_widths(text)?;
-    if text.contains('*') && args.iter().any(|a| a.as_usize().is_some_and(|n| n > MAX_COUNT)) {
-        return Err(invalid(format!("a width of more than {MAX_COUNT} in a format string")));
-    }
-    format_filter(FormatStyle::Printf, text, &args)
-}
-
-/// Refuses format strings that ask for widths or precisions of more than four digits.
-pub(super) fn check_format_widths(text: &str) -> Result<(), Error> {
-    let mut digits = 0;
-    for byte in text.bytes() {
-        digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
-        if digits > 4 {
-            return Err(invalid("a number of more than four digits in a format string"));
-        }
-    }
-    Ok(())
-}
-
-/// As [`check_format_widths`], and no widths out of the arguments (`{:{}}`).
+/// Refuses `str.format` strings that ask for widths or precisions of more than four digits, or take them from their
+/// arguments (`{:{}}`).
 pub(super) fn check_str_format(text: &str) -> Result<(), Error> {
-    check_format_widths(text)?;
-    let mut open = false;
+    let (mut open, mut digits) = (false, 0);
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
+        digits = if c.is_ascii_digit() { digits + 1 } else { 0 };
+        if open && digits > 4 {
+            return Err(invalid("a number of more than four digits in a format field"));
+        }
         match c {
             '{' if !open && chars.next_if_eq(&'{').is_some() => {}
             '{' if open => return Err(invalid("a field inside a field of a format string")),

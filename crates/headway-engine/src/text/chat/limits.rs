@@ -6,7 +6,7 @@ use std::io::{self, Write};
 /// Bounds on one template and one rendering.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::text) struct Limits {
-    /// Steps of the template engine.
+    /// Steps of the template engine, and one for each 64 bytes that it makes.
     pub(super) fuel: u64,
     /// Nested calls of macros and recursive loops.
     pub(super) recursion: usize,
@@ -21,7 +21,7 @@ const STACK_BYTES: usize = 512 << 20;
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { fuel: 1_000_000, recursion: 200, template_bytes: 1 << 20, output_bytes: 64 << 20 }
+        Self { fuel: 4_000_000, recursion: 200, template_bytes: 1 << 20, output_bytes: 64 << 20 }
     }
 }
 

@@ -9,7 +9,7 @@ const MAX_WIDTH: usize = 10_000;
 
 /// Called for methods that a value does not have itself.
 pub(super) fn call(
-    state: &State<'_, '_>,
+    state: &mut State<'_, '_>,
     value: &Value,
     method: &str,
     args: &[Value],
@@ -42,16 +42,10 @@ fn string(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Erro
             Ok((Some(""), _)) => Err(invalid("empty separator")),
             _ => return None,
         },
-        // empty needles never advance
-        "count" => one(args).map(|a| {
-            Value::from(if a.is_empty() { text.chars().count() + 1 } else { text.matches(a).count() })
-        }),
         "index" => one(args).and_then(|a| {
             let at = text.find(a).ok_or_else(|| invalid("substring not found"))?;
             Ok(Value::from(text[..at].chars().count()))
         }),
-        "find" => one(args).map(|a| char_position(text, text.find(a))),
-        "rfind" => one(args).map(|a| char_position(text, text.rfind(a))),
         "casefold" => none(args).map(|()| Value::from(text.to_lowercase())),
         "zfill" => width(args).map(|n| zfill(text, n)),
         "ljust" => width(args).map(|n| Value::from(format!("{text:<n$}"))),
@@ -138,10 +132,6 @@ fn split_whitespace_from_end(text: &str, limit: usize) -> Vec<&str> {
         }
     }
     found
-}
-
-fn char_position(text: &str, at: Option<usize>) -> Value {
-    Value::from(at.map_or(-1, |at| text[..at].chars().count() as i64))
 }
 
 fn zfill(text: &str, n: usize) -> Value {

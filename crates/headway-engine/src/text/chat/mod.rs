@@ -17,6 +17,8 @@ pub use fuzz::fuzz_chat;
 pub(super) use limits::Limits;
 
 use super::error::TextError;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value as JinjaValue};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -210,10 +212,10 @@ impl ChatTemplate {
         all.insert("tools", JinjaValue::from(()));
         all.insert("documents", JinjaValue::from(()));
         all.extend(self.tokens.iter().map(|(k, v)| (k.as_str(), JinjaValue::from(v.as_str()))));
-        all.extend(vars.iter().map(|(k, v)| (k.as_str(), JinjaValue::from_serialize(v))));
-        all.insert("messages", JinjaValue::from_serialize(messages));
+        all.extend(vars.iter().map(|(k, v)| (k.as_str(), JinjaValue::from(Serde(v)))));
+        all.insert("messages", JinjaValue::from(Serde(messages)));
         all.insert("add_generation_prompt", JinjaValue::from(add_generation_prompt));
-        JinjaValue::from_iter(all)
+        JinjaValue::from_pairs(all)
     }
 }
 
@@ -235,8 +237,8 @@ fn main_name(source: &TemplateSource) -> Result<String, TextError> {
 
 fn compile(texts: Vec<(String, String)>, limits: Limits) -> Result<Environment<'static>, String> {
     let mut env = Environment::new();
-    env.set_trim_blocks(true);
-    env.set_lstrip_blocks(true);
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_syntax(syntax.map_err(|e| one_line(&e))?);
     env.set_fuel(Some(limits.fuel));
     env.set_recursion_limit(limits.recursion);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);

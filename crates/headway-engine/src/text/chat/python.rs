@@ -7,8 +7,11 @@ use std::fmt::Write;
 /// Deeper values are refused.
 const MAX_DEPTH: usize = 128;
 
+/// Longer results are refused: a value that contains another twice, and so on, is small in memory and endless in print.
+const MAX_BYTES: usize = 64 << 20;
+
 /// What `{{ value }}` writes.
-pub(super) fn format(out: &mut Output<'_>, _state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+pub(super) fn format(out: &mut Output<'_>, _state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
         return out.write_str(text).map_err(Error::from);
     }
@@ -28,7 +31,7 @@ pub(super) fn display(value: &Value) -> Result<String, Error> {
 }
 
 fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
-    too_deep(depth)?;
+    too_large(depth, out)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
@@ -60,12 +63,13 @@ fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn too_deep(depth: usize) -> Result<(), Error> {
+fn too_large(depth: usize, out: &str) -> Result<(), Error> {
+    let refuse = |what: String| Err(Error::new(ErrorKind::InvalidOperation, what));
     if depth > MAX_DEPTH {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            format!("a value nests deeper than {MAX_DEPTH}"),
-        ));
+        return refuse(format!("a value nests deeper than {MAX_DEPTH}"));
+    }
+    if out.len() > MAX_BYTES {
+        return refuse(format!("a value takes more than {MAX_BYTES} bytes in print"));
     }
     Ok(())
 }
@@ -130,7 +134,7 @@ pub(super) struct Json {
 impl Json {
     /// Writes a value.
     pub(super) fn write(&self, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
-        too_deep(depth)?;
+        too_large(depth, out)?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -248,7 +252,9 @@ mod tests {
 
     #[test]
     fn values_print_as_in_python() {
-        let value = Value::from_serialize(serde_json::json!({"a": [1, 2.0, true, null, "it's"], "b": "x\n"}));
+        let value = Value::from(minijinja::value::Serde(
+            serde_json::json!({"a": [1, 2.0, true, null, "it's"], "b": "x\n"}),
+        ));
         assert_eq!(display(&value).unwrap(), r#"{'a': [1, 2.0, True, None, "it's"], 'b': 'x\n'}"#);
         assert_eq!(display(&Value::UNDEFINED).unwrap(), "");
     }

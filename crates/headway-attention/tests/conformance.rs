@@ -4,10 +4,20 @@
 //!
 //! `HEADWAY_CONFORMANCE_DIR` names another directory of tables, `HEADWAY_CONFORMANCE_TABLE` one table.
 
+#[path = "conformance/batch.rs"]
+mod batch;
+#[path = "conformance/context_parallel.rs"]
+mod context_parallel;
 #[path = "conformance/differences.rs"]
 mod differences;
 #[path = "conformance/graph.rs"]
 mod graph;
+#[path = "conformance/grouping.rs"]
+mod grouping;
+#[path = "conformance/kernel_blocks.rs"]
+mod kernel_blocks;
+#[path = "conformance/layout.rs"]
+mod layout;
 #[path = "conformance/read.rs"]
 mod read;
 
@@ -33,6 +43,11 @@ const TABLES: &[(&str, Case)] = &[
     ("cudagraph_mode_helpers", graph::mode_helpers),
     ("cudagraph_mode", graph::mode),
     ("cudagraph_dispatch", graph::dispatch),
+    ("batch_split", batch::split),
+    ("dcp", context_parallel::dcp),
+    ("layouts", layout::layouts),
+    ("kernel_blocks", kernel_blocks::kernel_blocks),
+    ("grouping", grouping::grouping),
 ];
 
 #[derive(Default)]

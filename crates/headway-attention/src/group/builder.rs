@@ -99,6 +99,44 @@ pub struct DecodeSplit {
 ///
 /// Metadata owns what it refers to (views into the builder's persistent buffers), depends on the
 /// batch, and never on the layer.
+///
+/// ```
+/// use headway_attention::*;
+/// use headway_tensor::{DType, Dual, View};
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use example::Host;
+/// struct Lengths;
+/// struct LengthsMetadata {
+///     seq_lens: View<i32>,
+///     split: DecodeSplit,
+/// }
+/// impl MetadataBuilder for Lengths {
+///     type Exec = Host;
+///     type Config = ();
+///     type Metadata = LengthsMetadata;
+///     fn new(_: &Host, _: &GroupInfo, _: &BuilderPlan, _: &()) -> Result<Self> {
+///         Ok(Self)
+///     }
+///     fn build(&mut self, _: &Host, common: &CommonAttentionMetadata) -> Result<LengthsMetadata> {
+///         let split = common.split(&step::batch::SplitOptions::default())?;
+///         Ok(LengthsMetadata { seq_lens: common.inputs.seq_lens.clone(), split: split.into() })
+///     }
+///     fn split(metadata: &LengthsMetadata) -> DecodeSplit {
+///         metadata.split
+///     }
+/// }
+///
+/// // A decode at position 8, and a prefill of three tokens.
+/// let inputs = StepInputs::new(Dual::from_vec(vec![0, 1, 4]), View::from_vec(vec![9, 3]), vec![9, 3])?;
+/// let slots = View::from_vec(vec![88, 112, 113, 114]);
+/// let common = CommonAttentionMetadata::new(inputs.into(), Dual::from_vec(vec![5, 7]), 1, slots)?;
+/// let group = GroupInfo::new(KvCacheSpec::Full(AttentionSpec::new(16, 2, 64, DType::BF16)), 8);
+/// let plan = Lengths::plan(&group, &RuleBook::default(), &());
+/// let metadata = Lengths::new(&Host, &group, &plan, &())?.build(&Host, &common)?;
+/// assert_eq!(Lengths::split(&metadata), DecodeSplit { decodes: 1, decode_tokens: 1 });
+/// assert_eq!(metadata.seq_lens.host(), Some(&[9, 3][..]));
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait MetadataBuilder: Sized + Send + 'static {
     /// What calls run on.
     type Exec: Exec;

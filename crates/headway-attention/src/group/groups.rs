@@ -1,6 +1,7 @@
 //! Lifetime: the model. An attention group: layers of one backend, one spec and one number of query
 //! heads inside a KV cache group, with a builder for each micro-batch.
 
+use crate::group::{kv::block_table::block_table_width, plan::attention_groups::BLOCK_TABLE_ALIGNMENT};
 use crate::{AttentionGroupPlan, BuilderPlan, DynBackend, DynBuilder, ErasedConfig, GroupInfo, Result};
 use headway_tensor::{Exec, Persistent};
 
@@ -40,7 +41,8 @@ impl AttentionGroup {
     ) -> Result<Self> {
         let plan = backend.plan(&info, config)?;
         let factor = info.blocks_per_manager_block()?;
-        let width = info.max_model_len.div_ceil(info.spec.block_size());
+        let size = info.spec.block_size();
+        let width = block_table_width(info.max_model_len.div_ceil(size), size, Some(BLOCK_TABLE_ALIGNMENT))?;
         let micro_batches = (0..num_micro_batches)
             .map(|_| {
                 Ok(MicroBatch {

@@ -59,6 +59,56 @@ pub struct Qkv<'a> {
 
 /// One layer of softmax attention: writes new keys and values into the cache, and runs the kernel.
 /// Stores nothing between steps.
+///
+/// ```
+/// use headway_attention::*;
+/// use headway_tensor::{TensorMut, View};
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use example::Host;
+/// /// Attention to nothing: copies the queries.
+/// struct Copy;
+/// impl LayerImpl for Copy {
+///     type Exec = Host;
+///     type Config = ();
+///     type Metadata = ();
+/// }
+/// impl AttentionImpl for Copy {
+///     fn new(_: &AttentionArgs<'_>, _: &()) -> Result<Self> {
+///         Ok(Self)
+///     }
+///     fn update_kv_cache(
+///         &self, _: &Host, x: &Qkv<'_>, kv: &mut KvMut<'_>, slot_mapping: &View<i64>,
+///     ) -> Result<()> {
+///         let (keys, (page, stride, block)) = (x.k.into_host::<u8>()?, (kv.page_bytes, kv.block_stride, kv.block_size));
+///         let (width, offset) = (page / block, kv.offset);
+///         let cache = kv.host_bytes()?;
+///         for (key, &slot) in keys.chunks_exact(width).zip(slot_mapping.host().unwrap_or(&[])) {
+///             let Ok(slot) = usize::try_from(slot) else { continue }; // -1: nowhere
+///             let at = offset + slot / block * stride + slot % block * width;
+///             cache[at..at + width].copy_from_slice(key);
+///         }
+///         Ok(())
+///     }
+///     fn forward(
+///         &self, _: &Host, x: &Qkv<'_>, _: &mut KvMut<'_>, _: &(), out: TensorMut<'_>,
+///     ) -> Result<()> {
+///         out.into_host::<u8>()?.copy_from_slice(x.q.into_host::<u8>()?);
+///         Ok(())
+///     }
+/// }
+///
+/// let handle = KvHandle {
+///     buf: 0, offset: 0, block_stride: 8, page_bytes: 8, num_blocks: 2, block_size: 4,
+///     dtype: headway_tensor::DType::U8, layout: KvCacheLayout::LBNHC, shared: false,
+/// };
+/// let mut cache = KvBuf::Host(headway_tensor::HostBuf::zeroed(16)?);
+/// let rows = [1u8, 2, 3, 4];
+/// let x = headway_tensor::TensorRef::from_host(&rows, &[2, 1, 2])?;
+/// Copy.update_kv_cache(&Host, &Qkv { q: x, k: x, v: x }, &mut handle.on(&mut cache), &View::from_vec(vec![5, -1]))?;
+/// let KvBuf::Host(bytes) = &cache else { unreachable!() };
+/// assert_eq!(bytes.as_bytes()[8..], [0, 0, 1, 2, 0, 0, 0, 0]);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait AttentionImpl: LayerImpl {
     /// Whether `forward` writes the cache itself (the rule book says the same in
     /// `forward_includes_kv_cache_update`); then `update_kv_cache` is not called.

@@ -41,6 +41,54 @@ pub struct MlaArgs<'a> {
 
 /// One layer of latent attention. The first `decode_tokens` rows of a step go to `forward_mqa`
 /// over the compressed cache, the rest to `forward_mha`, which expands keys and values.
+///
+/// ```
+/// use headway_attention::*;
+/// use headway_tensor::{TensorMut, TensorRef, View};
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use example::Host;
+/// /// Marks which half a row went through.
+/// struct Marks;
+/// impl LayerImpl for Marks {
+///     type Exec = Host;
+///     type Config = ();
+///     type Metadata = ();
+/// }
+/// impl MlaImpl for Marks {
+///     fn new(args: &MlaArgs<'_>, _: &()) -> Result<Self> {
+///         assert_eq!(args.kv_b_proj.in_features(), args.kv_lora_rank);
+///         Ok(Self)
+///     }
+///     fn update_kv_cache(&self, _: &Host, _: TensorRef<'_>, _: &mut KvMut<'_>, _: &View<i64>) -> Result<()> {
+///         Ok(())
+///     }
+///     fn forward_mqa(
+///         &self, _: &Host, _: TensorRef<'_>, _: &mut KvMut<'_>, _: &(), out: TensorMut<'_>,
+///     ) -> Result<()> {
+///         out.into_host::<f32>()?.fill(1.0);
+///         Ok(())
+///     }
+///     fn forward_mha(
+///         &self, _: &Host, _: TensorRef<'_>, _: TensorRef<'_>, _: &mut KvMut<'_>, _: &(), out: TensorMut<'_>,
+///     ) -> Result<()> {
+///         out.into_host::<f32>()?.fill(2.0);
+///         Ok(())
+///     }
+/// }
+/// # struct Proj;
+/// # impl headway_tensor::Linear for Proj {
+/// #     fn in_features(&self) -> usize { 4 }
+/// #     fn out_features(&self) -> usize { 8 }
+/// #     fn bytes(&self) -> usize { 0 }
+/// # }
+/// let args = MlaArgs {
+///     layer: AttnLayer(0), num_heads: 1, kv_lora_rank: 4, qk_nope_head_dim: 4, qk_rope_head_dim: 2,
+///     v_head_dim: 4, scale: 1.0, kv_b_proj: &Proj,
+///     dtype: headway_tensor::DType::F32, kv_cache_dtype: headway_tensor::DType::F32,
+/// };
+/// let _layer = Marks::new(&args, &())?;
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait MlaImpl: LayerImpl {
     /// Takes a layer's numbers, and absorbs `kv_b_proj`.
     ///

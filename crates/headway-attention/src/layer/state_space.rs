@@ -47,6 +47,50 @@ pub struct StateSpaceArgs<'a> {
 }
 
 /// One state-space layer: convolution and scan, with the request's state read and written.
+///
+/// ```
+/// use headway_attention::*;
+/// use headway_tensor::{TensorMut, TensorRef};
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use example::Host;
+/// /// A state that is a running sum: block b of the cache holds the sum of the request whose block it is.
+/// struct Sum;
+/// struct States(Vec<usize>);
+/// impl LayerImpl for Sum {
+///     type Exec = Host;
+///     type Config = ();
+///     type Metadata = States;
+/// }
+/// impl StateSpaceImpl for Sum {
+///     fn new(_: &StateSpaceArgs<'_>, _: &()) -> Result<Self> {
+///         Ok(Self)
+///     }
+///     fn forward(
+///         &self, _: &Host, x: TensorRef<'_>, state: &mut KvMut<'_>, blocks: &States, out: TensorMut<'_>,
+///     ) -> Result<()> {
+///         let (offset, stride) = (state.offset, state.block_stride);
+///         let cache = state.host_bytes()?;
+///         for ((x, y), b) in x.into_host::<u8>()?.iter().zip(out.into_host::<u8>()?).zip(&blocks.0) {
+///             cache[offset + b * stride] += x;
+///             *y = cache[offset + b * stride];
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let handle = KvHandle {
+///     buf: 0, offset: 0, block_stride: 1, page_bytes: 1, num_blocks: 4, block_size: 16,
+///     dtype: headway_tensor::DType::U8, layout: KvCacheLayout::LBNHC, shared: false,
+/// };
+/// let mut cache = KvBuf::Host(headway_tensor::HostBuf::zeroed(4)?);
+/// let (x, mut y) = ([3u8, 5], [0u8; 2]);
+/// for _ in 0..2 {
+///     let (x, y) = (TensorRef::from_host(&x, &[2, 1])?, TensorMut::from_host(&mut y, &[2, 1])?);
+///     Sum.forward(&Host, x, &mut handle.on(&mut cache), &States(vec![1, 3]), y)?;
+/// }
+/// assert_eq!(y, [6, 10]);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait StateSpaceImpl: LayerImpl {
     /// Takes a layer's numbers.
     ///

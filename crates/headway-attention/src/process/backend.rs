@@ -12,6 +12,69 @@ use std::borrow::Borrow;
 /// the `Exec` that both run on. Handing a layer another backend's metadata does not compile.
 ///
 /// `examples/add-a-backend` is a complete backend outside the workspace.
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use {example::{Builder, Host, Layer, Metadata}, headway_attention::*};
+/// use headway_attention::process::rules::KernelBlockSize;
+/// /// Names the three classes; no value of it exists.
+/// enum Copying {}
+///
+/// impl AttentionBackend for Copying {
+///     const CONTRACT: u32 = 1;
+///     type Exec = Host;
+///     type Kind = Standard;
+///     type Config = ();
+///     type Builder = Builder;
+///     type Impl = Layer;
+///     fn rules() -> RuleBook {
+///         RuleBook {
+///             name: "COPYING".into(),
+///             kernel_block_sizes: vec![KernelBlockSize::MultipleOf(16)],
+///             supports_sliding_window: false,
+///             ..RuleBook::default()
+///         }
+///     }
+/// }
+///
+/// let mut registry = Registry::default();
+/// registry.register::<Copying>()?;
+/// let windowed = LayerNeed { sliding_window: Some(512), ..LayerNeed::default() };
+/// let refused = select(&registry, "layer 0", &windowed, &BackendRequest::default()).err().unwrap();
+/// assert!(refused.to_string().contains("sliding window not supported"));
+/// # Ok::<(), AttentionError>(())
+/// ```
+///
+/// A builder of another backend does not fit, whatever its name:
+///
+/// ```compile_fail,E0271
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use {example::{Builder, Host, Layer, Metadata}, headway_attention::*};
+/// struct Other;
+/// impl MetadataBuilder for Other {
+///     type Exec = Host;
+///     type Config = ();
+///     type Metadata = u32;
+///     fn new(_: &Host, _: &GroupInfo, _: &BuilderPlan, _: &()) -> Result<Self> {
+///         Ok(Self)
+///     }
+///     fn build(&mut self, _: &Host, _: &CommonAttentionMetadata) -> Result<u32> {
+///         Ok(7)
+///     }
+/// }
+/// enum Mixed {}
+/// impl AttentionBackend for Mixed {
+///     const CONTRACT: u32 = 1;
+///     type Exec = Host;
+///     type Kind = Standard;
+///     type Config = ();
+///     type Builder = Other; // its metadata are u32; Layer reads Metadata
+///     type Impl = Layer;
+///     fn rules() -> RuleBook {
+///         RuleBook::default()
+///     }
+/// }
+/// ```
 pub trait AttentionBackend: 'static {
     /// The contract version that this was written for. Write the number, not
     /// [`crate::CONTRACT_VERSION`]: the constant would always agree.

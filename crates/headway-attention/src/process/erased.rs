@@ -130,7 +130,8 @@ impl<I: StateSpaceImpl> DynStateSpace for Shim<I> {
     }
 }
 
-/// The object-safe twin of [`MetadataBuilder`].
+/// The object-safe twin of [`MetadataBuilder`]: [`DynBackend::builder`] makes it, [`crate::build_step`]
+/// calls it.
 pub trait DynBuilder: Send {
     /// Builds this step's metadata; `capture` asks for [`MetadataBuilder::build_for_capture`].
     ///
@@ -174,7 +175,38 @@ impl<B: MetadataBuilder> DynBuilder for Shim<B> {
     }
 }
 
-/// The object-safe twin of [`AttentionBackend`].
+/// The object-safe twin of [`AttentionBackend`]. The registry makes it; what start-up does with it:
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # use {example::{Builder, Host, Layer, Metadata}, headway_attention::*};
+/// # enum Copying {}
+/// # impl AttentionBackend for Copying {
+/// #     const CONTRACT: u32 = 1;
+/// #     type Exec = Host;
+/// #     type Kind = Standard;
+/// #     type Config = ();
+/// #     type Builder = Builder;
+/// #     type Impl = Layer;
+/// #     fn rules() -> RuleBook { RuleBook { name: "COPYING".into(), ..RuleBook::default() } }
+/// # }
+/// use headway_tensor::DType;
+/// let mut registry = Registry::default();
+/// registry.register::<Copying>()?;
+/// let backend = registry.get("copying")?.clone();
+/// let config = backend.parse_config(None)?;
+/// let layer = LayerCache {
+///     layer: AttnLayer(0),
+///     spec: KvCacheSpec::Full(AttentionSpec::new(16, 2, 64, DType::F32)),
+///     backend: backend.clone(),
+///     num_heads: 4,
+///     shares_cache_of: None,
+/// };
+/// let plan = plan_kv_cache(&[layer], &CacheLimits::new(8, 64, 1024), 1 << 20)?;
+/// let group = AttentionGroup::from_plan(&plan.attention_groups[0], &Host, &config, 1)?;
+/// assert_eq!((group.backend(), plan.num_blocks), ("COPYING", 64));
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait DynBackend: Send + Sync {
     /// The rule book.
     fn rules(&self) -> &RuleBook;

@@ -4,7 +4,7 @@ use crate::{
     AttentionGroup, AttnLayer, CommonAttentionMetadata, DecodeSplit, Result,
     group::kv::block_table::expand_to_kernel_blocks, process::erased::ErasedMetadata,
 };
-use headway_tensor::{Exec, View};
+use headway_tensor::{Exec, Persistent, View};
 use std::sync::Arc;
 
 /// A group's metadata of one step, with what the erasing layer needs beside it.
@@ -133,16 +133,10 @@ pub fn build_step(
         let common = commons.get(kv_cache_group).ok_or_else(|| missing("a KV cache group's inputs"))?;
         let batch =
             group.micro_batches.get_mut(micro_batch).ok_or_else(|| missing("a micro-batch's builder"))?;
-        let rewritten = batch.kernel_block_table.as_mut().map(|table| {
-            let blocks = common.block_table.host();
-            CommonAttentionMetadata {
-                block_table: table.write_dual(cx, blocks.len() * factor, |o| {
-                    expand_to_kernel_blocks(blocks, factor, o);
-                }),
-                block_table_stride: common.block_table_stride * factor,
-                ..common.clone()
-            }
-        });
+        let rewritten = match batch.kernel_block_table.as_mut() {
+            Some(table) => Some(in_kernel_blocks(cx, common, factor, table)?),
+            None => None,
+        };
         let common = rewritten.as_ref().unwrap_or(common);
         let entry = match shares_with {
             Some(first) => {
@@ -158,6 +152,30 @@ pub fn build_step(
         out.entries.push(entry);
     }
     Ok(())
+}
+
+/// The group's metadata with its block table in kernel blocks, written to where it always is.
+fn in_kernel_blocks(
+    cx: &dyn Exec,
+    common: &CommonAttentionMetadata,
+    factor: usize,
+    table: &mut Persistent<i32>,
+) -> Result<CommonAttentionMetadata> {
+    let blocks = common.block_table.host();
+    let n = blocks.len() * factor;
+    if n > table.capacity() {
+        return Err(crate::AttentionError::Inputs(format!(
+            "a block table of {} blocks is wider than the {} kernel blocks that start-up made room for",
+            blocks.len(),
+            table.capacity()
+        )));
+    }
+    let block_table = table.write_dual(cx, n, |o| expand_to_kernel_blocks(blocks, factor, o));
+    Ok(CommonAttentionMetadata {
+        block_table,
+        block_table_stride: common.block_table_stride * factor,
+        ..common.clone()
+    })
 }
 
 const _: fn() = || {

@@ -70,8 +70,8 @@ pub struct StepInputs {
     pub logits_indices: Option<View<i32>>,
     /// What a model adds, by type.
     pub extras: Vec<Arc<dyn Any + Send + Sync>>,
-    token_to_req: OnceLock<Vec<i32>>,
-    computed: OnceLock<Vec<i32>>,
+    pub(super) token_to_req: OnceLock<Vec<i32>>,
+    pub(super) computed: OnceLock<Vec<i32>>,
 }
 
 impl StepInputs {

@@ -1,4 +1,9 @@
-//! Lifetime: one step. What every builder gets, the build loop, and what layers read.
+//! Lifetime: one step. What every builder gets, how a batch divides, the build loop, and what layers
+//! read.
 
+pub mod batch;
 pub mod build;
 pub mod common;
+pub mod context_parallel;
+pub mod local_attention;
+pub mod micro_batch;

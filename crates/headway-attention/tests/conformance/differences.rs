@@ -6,6 +6,10 @@
 pub enum Why {
     /// A uniform batch that some captured full graph fits.
     FullGraphFits,
+    /// Layers that keep all tokens but look back differently far.
+    WindowsMayDiffer,
+    /// A rule book without kernel block sizes.
+    AnyBlockSize,
 }
 
 impl Why {
@@ -15,6 +19,14 @@ impl Why {
             Self::FullGraphFits => {
                 "every uniform batch that fits a captured full graph by padding uses the smallest such graph; the \
                  reference looks only at the next captured size and runs eagerly where that one is of another kind"
+            }
+            Self::WindowsMayDiffer => {
+                "layers that keep all their tokens can share a block table however far back they look; the reference \
+                 refuses two windows in one group"
+            }
+            Self::AnyBlockSize => {
+                "a rule book without kernel block sizes takes any, in selection as at start-up; the reference \
+                 accepts it in selection and then finds no common size"
             }
         }
     }

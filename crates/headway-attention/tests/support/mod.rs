@@ -183,6 +183,79 @@ host_backend!(Invariant, "INVARIANT", vec![], |r: RuleBook| RuleBook {
     ..r
 });
 
+/// Built for another contract.
+pub enum OldContract {}
+
+impl AttentionBackend for OldContract {
+    const CONTRACT: u32 = 0;
+    type Exec = HostExec;
+    type Kind = Standard;
+    type Config = HostConfig;
+    type Builder = HostBuilder;
+    type Impl = HostLayer;
+    fn rules() -> RuleBook {
+        RuleBook { name: "OLD_CONTRACT".into(), ..RuleBook::default() }
+    }
+}
+
+/// A plugin's own table, which lends the host builder its part.
+#[derive(serde::Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+pub struct PluginConfig {
+    pub verbose: bool,
+    pub host: HostConfig,
+}
+
+impl std::borrow::Borrow<HostConfig> for PluginConfig {
+    fn borrow(&self) -> &HostConfig {
+        &self.host
+    }
+}
+
+/// A plugin's layer over the host backend's metadata.
+pub struct PluginLayer;
+
+impl LayerImpl for PluginLayer {
+    type Exec = HostExec;
+    type Config = PluginConfig;
+    type Metadata = HostMeta;
+}
+
+impl AttentionImpl for PluginLayer {
+    fn new(_: &AttentionArgs<'_>, _: &PluginConfig) -> Result<Self> {
+        Ok(Self)
+    }
+    fn update_kv_cache(&self, _: &HostExec, _: &Qkv<'_>, _: &mut KvMut<'_>, _: &View<i64>) -> Result<()> {
+        Ok(())
+    }
+    fn forward(
+        &self,
+        _: &HostExec,
+        _: &Qkv<'_>,
+        _: &mut KvMut<'_>,
+        m: &HostMeta,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        out.into_host::<f32>()?.fill(m.rows as f32);
+        Ok(())
+    }
+}
+
+/// A plugin that reuses another backend's builder.
+pub enum Plugin {}
+
+impl AttentionBackend for Plugin {
+    const CONTRACT: u32 = 1;
+    type Exec = HostExec;
+    type Kind = Standard;
+    type Config = PluginConfig;
+    type Builder = HostBuilder;
+    type Impl = PluginLayer;
+    fn rules() -> RuleBook {
+        RuleBook { name: "PLUGIN".into(), ..RuleBook::default() }
+    }
+}
+
 /// A registry of the host backends, most preferred first.
 pub fn registry() -> Registry {
     let mut r = Registry::default();

@@ -10,7 +10,6 @@ use std::{fmt, str::FromStr};
 /// A KV cache layout over the logical axes L (layer), B (block), H (head slot), N (token in the
 /// block), C (content: a head's key and value), outermost first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default, Serialize, Deserialize)]
-#[expect(clippy::upper_case_acronyms, reason = "the field writes layouts as their axes")]
 pub enum KvCacheLayout {
     /// Layer, block, token, head; also called NHD.
     #[default]
@@ -115,8 +114,7 @@ impl KvCacheLayout {
         let [h, n, c] = spec.page_shape();
         let shape = [num_layers, num_blocks, h, n, c];
         let order = self.stride_order();
-        let padded = (spec.page_size_bytes() != spec.unpadded_page_size_bytes() || spec.is_padded())
-            .then(|| spec.page_size_bytes());
+        let padded = spec.is_padded().then(|| spec.page_size_bytes());
         let grid_end = order.iter().rposition(|&a| a == L || a == B).map_or(0, |p| p + 1);
         if padded.is_some() {
             let grid: usize = order[..grid_end].iter().map(|&a| shape[a]).product();
@@ -169,18 +167,29 @@ fn names(layouts: &[KvCacheLayout]) -> Vec<&'static str> {
     layouts.iter().map(|l| l.name()).collect()
 }
 
-/// The layouts that all backends support, in the order of the first one that has a preference. An
-/// empty list of a backend means any.
+/// The order among layouts that nobody prefers.
+const TIE_ORDER: [KvCacheLayout; 6] = {
+    use KvCacheLayout::{BHLNC, BLHNC, BLNHC, LBHNC, LBNHC, LHBNC};
+    [LBHNC, LBNHC, LHBNC, BLHNC, BLNHC, BHLNC]
+};
+
+/// The layouts that all backends support, most preferred first: by how many backends name it first. An
+/// empty list of a backend means any. A single list keeps its order.
 ///
 /// # Errors
 /// None in common: names each list.
 pub fn common_layouts(supported: &[&[KvCacheLayout]]) -> Result<Vec<KvCacheLayout>> {
-    let mut declared = supported.iter().filter(|l| !l.is_empty());
-    let Some(first) = declared.next() else { return Ok(KvCacheLayout::ALL.to_vec()) };
-    let common: Vec<_> =
-        first.iter().copied().filter(|l| declared.clone().all(|other| other.contains(l))).collect();
+    let declared: Vec<_> = supported.iter().filter(|l| !l.is_empty()).collect();
+    let Some(first) = declared.first() else { return Ok(KvCacheLayout::ALL.to_vec()) };
+    if declared.iter().all(|l| l == first) {
+        return Ok(first.to_vec());
+    }
+    let mut common: Vec<_> =
+        TIE_ORDER.into_iter().filter(|l| declared.iter().all(|other| other.contains(l))).collect();
+    let votes = |l: &KvCacheLayout| declared.iter().filter(|d| d.first() == Some(l)).count();
+    common.sort_by_key(|l| usize::MAX - votes(l));
     if common.is_empty() {
-        let lists: Vec<_> = supported.iter().filter(|l| !l.is_empty()).map(|l| names(l)).collect();
+        let lists: Vec<_> = declared.iter().map(|l| names(l)).collect();
         return Err(AttentionError::KvCache(format!(
             "No KV cache layout satisfies every supported set: {lists:?}."
         )));
@@ -204,5 +213,81 @@ pub fn resolve_layout(
             "--kv-layout {r} does not satisfy every supported set; valid layouts: {:?}.",
             names(&common)
         ))),
+    }
+}
+
+/// What bears on the choice of a layout besides what backends support.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayoutRequest {
+    /// `--kv-layout`, as written.
+    pub requested: Option<String>,
+    /// What a KV connector would like; a hint.
+    pub connector: Option<KvCacheLayout>,
+    /// What is in force already.
+    pub already: Option<KvCacheLayout>,
+}
+
+/// The one layout of all workers, with warnings. Each worker brings the layouts that its backends have
+/// in common; they must agree.
+///
+/// # Errors
+/// No worker, or workers that disagree; a requested layout that isn't one or isn't supported; specs whose
+/// pages differ in shape and no supported layout that holds them.
+pub fn resolve_for_workers(
+    workers: &[Vec<KvCacheLayout>],
+    request: &LayoutRequest,
+    specs: Option<&[KvCacheSpec]>,
+) -> Result<(KvCacheLayout, Vec<String>)> {
+    if let Some(layout) = request.already {
+        return Ok((layout, vec![]));
+    }
+    let Some(first) = workers.first() else {
+        return Err(AttentionError::KvCache("No worker reported supported KV cache layouts.".into()));
+    };
+    if workers.iter().any(|w| w != first) {
+        return Err(AttentionError::KvCache(format!(
+            "Workers disagree on supported KV cache layouts: {workers:?}."
+        )));
+    }
+    let fits = expressible(specs.unwrap_or(&[]), first)?;
+    if let Some(text) = &request.requested {
+        return Ok((resolve_layout(&[&fits], Some(text.parse()?))?, vec![]));
+    }
+    match request.connector {
+        Some(c) if fits.contains(&c) => Ok((c, vec![])),
+        Some(c) => {
+            let warning = format!(
+                "KV connector cache layout {c} does not satisfy every supported set; valid layouts: {:?}. Using {} \
+                 instead.",
+                names(&fits),
+                fits[0]
+            );
+            Ok((fits[0], vec![warning]))
+        }
+        None => Ok((fits[0], vec![])),
+    }
+}
+
+/// The layouts that can hold these specs, in order of preference: pages of different shapes must each be
+/// one region, and beside a replicated cache of another page size the blocks must be outermost.
+fn expressible(specs: &[KvCacheSpec], supported: &[KvCacheLayout]) -> Result<Vec<KvCacheLayout>> {
+    let differ = |f: fn(&KvCacheSpec) -> usize| specs.windows(2).any(|w| f(&w[0]) != f(&w[1]));
+    let mixed = specs.windows(2).any(|w| w[0].page_shape() != w[1].page_shape());
+    let replicated = specs.iter().any(|s| s.attention().is_some_and(|a| !a.dcp_sharded));
+    let outermost = replicated && differ(KvCacheSpec::page_size_bytes);
+    let fits: Vec<_> = supported
+        .iter()
+        .copied()
+        .filter(|l| (!mixed || l.is_block_compact()) && (!outermost || l.is_block_outermost()))
+        .collect();
+    let none = |why: &str| Err(AttentionError::KvCache(format!("{why}: {:?}.", names(supported))));
+    match fits.is_empty() {
+        false => Ok(fits),
+        true if outermost => none(
+            "DCP with a replicated draft and mixed KV page sizes requires a block-outer KV cache layout; supported",
+        ),
+        true => none(
+            "Specs with mixed HNC shapes need a block-compact layout, but none is in every supported set",
+        ),
     }
 }

@@ -51,10 +51,15 @@ impl AttentionSpec {
             None => 1,
             Some(StrideAlignment::Bytes(n)) => n.max(1),
             Some(StrideAlignment::Tokens(n)) => {
-                self.num_heads() * self.tokens_per_state.states_of(n) * self.state_content_size_bytes()
+                let tokens = gcd(n, self.block_size).max(1);
+                self.num_heads() * self.tokens_per_state.states_of(tokens) * self.state_content_size_bytes()
             }
         }
     }
+}
+
+pub(super) fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl MambaSpec {
@@ -95,7 +100,9 @@ impl KvCacheSpec {
     pub fn is_padded(&self) -> bool {
         match self {
             Self::Mamba(m) => m.page_size_padded.is_some(),
-            other => other.attention().is_some_and(|a| a.page_size_padded.is_some()),
+            other => other.attention().is_some_and(|a| {
+                a.page_size_padded.is_some() || a.page_size_bytes() != a.unpadded_page_size_bytes()
+            }),
         }
     }
 
@@ -107,6 +114,34 @@ impl KvCacheSpec {
                 .attention()
                 .map_or([0; 3], |a| [a.num_heads(), a.num_states(), a.state_content_size_bytes()]),
         }
+    }
+
+    /// The spec and the number of blocks as kernels see them that take blocks of `kernel_block_size`.
+    ///
+    /// # Errors
+    /// A size that doesn't divide the block size; padded pages.
+    pub fn kernel_block_view(
+        &self,
+        kernel_block_size: Option<usize>,
+        num_blocks: usize,
+    ) -> Result<(Self, usize)> {
+        let (block, kernel) = (self.block_size(), kernel_block_size.unwrap_or(self.block_size()));
+        if kernel == 0 || !block.is_multiple_of(kernel) {
+            return Err(AttentionError::KvCache(format!(
+                "Kernel block size {kernel} must divide KV cache block size {block}."
+            )));
+        }
+        if kernel != block && self.is_padded() {
+            return Err(AttentionError::KvCache(
+                "Padded KV pages do not support kernel block splitting.".into(),
+            ));
+        }
+        let mut view = self.clone().with_block_size(kernel);
+        if let Some(a) = view.attention_mut().filter(|_| kernel != block) {
+            // The alignment is of whole pages, and this page's size is aligned as it is.
+            a.alignment = None;
+        }
+        Ok((view, num_blocks * (block / kernel)))
     }
 
     /// Whether a request's blocks can serve a later request with the same beginning.

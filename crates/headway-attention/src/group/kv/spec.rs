@@ -293,6 +293,15 @@ impl KvCacheSpec {
         self
     }
 
+    /// The same spec with another mode of keeping states; other kinds stay as they are.
+    #[must_use]
+    pub fn with_cache_mode(mut self, mode: MambaCacheMode) -> Self {
+        if let Self::Mamba(m) = &mut self {
+            m.cache_mode = mode;
+        }
+        self
+    }
+
     /// The window in tokens, for kinds that drop what fell out of it.
     pub fn sliding_window(&self) -> Option<usize> {
         match self {

@@ -39,3 +39,20 @@ pub fn select_kernel_block_size(manager_block_size: usize, backends: &[&RuleBook
         ))
     })
 }
+
+/// The block size of a KV cache group that all of its backends take. Blocks that aren't cut stay whole: of
+/// state-space layers (`whole`), and those between whose pages other layers' lie.
+///
+/// # Errors
+/// As [`select_kernel_block_size`].
+pub fn group_block_size(
+    manager_block_size: usize,
+    whole: bool,
+    pages_between: bool,
+    backends: &[&RuleBook],
+) -> Result<usize> {
+    if whole || pages_between {
+        return Ok(manager_block_size);
+    }
+    select_kernel_block_size(manager_block_size, backends)
+}

@@ -8,7 +8,7 @@ pub mod kernel_block;
 mod packed;
 pub mod place;
 
-pub use attention_groups::AttentionGroupPlan;
+pub use attention_groups::{AttentionGroupPlan, CacheGroupLayers, GroupLayer, group_layers};
 pub use cache_groups::{KvCacheGroup, kv_cache_groups};
 pub use kernel_block::select_kernel_block_size;
 pub use place::{CacheTensor, place};
@@ -122,9 +122,7 @@ pub fn plan_kv_cache(
     let tensors = place(&groups, layout, num_blocks)?;
     add_sharing_layers(&mut groups, layers)?;
     add_cacheless_layers(&mut groups, layers);
-    let kernel_blocks = attention_groups::kernel_block_sizes(&groups, &tensors, layers)?;
-    let attention_groups =
-        attention_groups::attention_groups(&groups, &kernel_blocks, layers, limits, layout)?;
+    let attention_groups = attention_groups_of(&groups, &tensors, layers, limits, layout)?;
     let mut group_of_layer = vec![0u16; layers.len()];
     for (i, g) in attention_groups.iter().enumerate() {
         for l in &g.info.layers {
@@ -132,7 +130,9 @@ pub fn plan_kv_cache(
                 .map_err(|_| AttentionError::KvCache(format!("more than {} attention groups", u16::MAX)))?;
         }
     }
-    let handles = handles(&tensors, &kernel_blocks, layers, layout, num_blocks)?;
+    let kernel_block =
+        |l: &LayerCache| attention_groups[group_of_layer[l.layer.0 as usize] as usize].info.kernel_block_size;
+    let handles = layers.iter().map(|l| handle(&tensors, kernel_block(l), l, layout, num_blocks)).collect();
     Ok(KvCachePlan {
         attention_groups,
         group_of_layer: group_of_layer.into(),
@@ -202,44 +202,96 @@ fn add_cacheless_layers(groups: &mut Vec<KvCacheGroup>, layers: &[LayerCache]) {
     groups.extend(specs.into_values());
 }
 
-fn handles(
+fn handle(
     tensors: &[CacheTensor],
-    kernel_blocks: &[usize],
-    layers: &[LayerCache],
+    kernel_block: usize,
+    l: &LayerCache,
     layout: KvCacheLayout,
     num_blocks: usize,
-) -> Result<Vec<KvHandle>> {
-    let of = |layer: AttnLayer| {
-        tensors.iter().find_map(|t| t.layers.iter().position(|l| *l == layer).map(|at| (t, at)))
-    };
-    let handle = |l: &LayerCache| {
-        let Some((t, at)) = of(l.shares_cache_of.unwrap_or(l.layer)) else {
-            return KvHandle {
-                buf: 0,
-                offset: 0,
-                block_stride: 0,
-                page_bytes: 0,
-                num_blocks: 0,
-                block_size: l.spec.block_size(),
-                dtype: l.spec.dtype(),
-                layout,
-                shared: false,
-            };
-        };
-        let factor = (t.spec.block_size() / kernel_blocks[t.group].max(1)).max(1);
-        KvHandle {
+) -> KvHandle {
+    let cached = l.shares_cache_of.unwrap_or(l.layer);
+    let place = tensors.iter().find_map(|t| t.layers.iter().position(|x| *x == cached).map(|at| (t, at)));
+    let Some((t, at)) = place else {
+        return KvHandle {
             buf: 0,
-            offset: t.offset + at * t.layer_stride,
-            block_stride: t.block_stride / factor,
-            page_bytes: t.spec.unpadded_page_size_bytes() / factor,
-            num_blocks: num_blocks * factor,
-            block_size: kernel_blocks[t.group],
-            dtype: t.spec.dtype(),
+            offset: 0,
+            block_stride: 0,
+            page_bytes: 0,
+            num_blocks: 0,
+            block_size: l.spec.block_size(),
+            dtype: l.spec.dtype(),
             layout,
-            shared: l.shares_cache_of.is_some(),
-        }
+            shared: false,
+        };
     };
-    Ok(layers.iter().map(handle).collect())
+    let factor = (t.spec.block_size() / kernel_block.max(1)).max(1);
+    KvHandle {
+        buf: 0,
+        offset: t.offset + at * t.layer_stride,
+        block_stride: t.block_stride / factor,
+        page_bytes: t.spec.unpadded_page_size_bytes() / factor,
+        num_blocks: num_blocks * factor,
+        block_size: kernel_block,
+        dtype: t.spec.dtype(),
+        layout,
+        shared: l.shares_cache_of.is_some(),
+    }
+}
+
+/// The attention groups of all KV cache groups, in order, and which of them share.
+fn attention_groups_of(
+    groups: &[KvCacheGroup],
+    tensors: &[CacheTensor],
+    layers: &[LayerCache],
+    limits: &CacheLimits,
+    layout: KvCacheLayout,
+) -> Result<Vec<AttentionGroupPlan>> {
+    let divided: Vec<_> = groups
+        .iter()
+        .map(|g| CacheGroupLayers {
+            block_size: g.block_size,
+            pages_between: false,
+            layers: g
+                .layers
+                .iter()
+                .enumerate()
+                .map(|(at, l)| GroupLayer {
+                    id: *l,
+                    rules: layers[l.0 as usize].backend.rules(),
+                    spec: g.spec_of(at).clone(),
+                    num_heads: Some(layers[l.0 as usize].num_heads),
+                })
+                .collect(),
+        })
+        .collect();
+    let mut out: Vec<AttentionGroupPlan> = vec![];
+    for (index, g) in group_layers(&divided, limits.batch_invariant)?.into_iter().enumerate() {
+        for part in g.groups {
+            let dense = tensors.iter().filter(|t| t.group == index).all(CacheTensor::is_dense);
+            if part.kernel_block_size != groups[index].block_size && !dense {
+                return Err(cannot_split(groups[index].block_size, part.kernel_block_size));
+            }
+            let heads = part.num_heads.unwrap_or(0);
+            let info = group_info(&part.spec, heads, part.kernel_block_size, limits, layout);
+            let mut plan = AttentionGroupPlan {
+                kv_cache_group: index,
+                backend: layers[part.layers[0].0 as usize].backend.clone(),
+                info: GroupInfo { layers: part.layers, ..info },
+                shares_with: None,
+            };
+            plan.shares_with = attention_groups::shares_with(&out, &plan);
+            out.push(plan);
+        }
+    }
+    Ok(out)
+}
+
+fn cannot_split(block_size: usize, kernel: usize) -> AttentionError {
+    AttentionError::KvCache(format!(
+        "the KV cache does not store blocks of {block_size} tokens as dense, unpadded pages, so they cannot be split \
+         into kernel blocks of {kernel} tokens; reduce --block-size to {kernel} or set --kv-layout to a \
+         layer-compact layout (e.g. LBNHC)"
+    ))
 }
 
 /// The info of a group without layers yet.

@@ -34,8 +34,10 @@ impl Bucket {
         self.by_page.iter().map(|(_, l)| l.len()).max().unwrap_or(0)
     }
 
-    fn is_state(&self) -> bool {
-        matches!(self.layers[0].1, KvCacheSpec::Mamba(_))
+    /// States and windows need few blocks, so they are split to fit the block that the others need.
+    fn splits(&self) -> bool {
+        use KvCacheSpec::{Mamba, SlidingWindow, SlidingWindowMla};
+        matches!(self.layers[0].1, Mamba(_) | SlidingWindow { .. } | SlidingWindowMla { .. })
     }
 
     /// Bytes of the widest of `n` groups.
@@ -78,18 +80,19 @@ pub(super) fn packed_groups(layers: &[(AttnLayer, KvCacheSpec)]) -> Result<Vec<K
         Some(r) if b.balanced() => b.repeats().div_ceil(r),
         _ => 1,
     };
-    // A state-space bucket can go down to one state a group, so it never widens the block.
+    // A bucket that can go down to one layer a group never widens the block.
     let block = buckets
         .iter()
-        .map(|b| b.widest(if b.is_state() { b.layers.len() } else { parts(b) }))
+        .map(|b| b.widest(if b.splits() { b.layers.len() } else { parts(b) }))
         .max()
         .unwrap_or(0);
     let mut groups = vec![];
     for b in &buckets {
         let mut n = parts(b);
-        if b.is_state() && block > 0 {
-            let fit = (block / b.layers[0].1.page_size_bytes().max(1)).max(1);
-            n = n.max(b.layers.len().div_ceil(fit));
+        if b.splits() {
+            while n < b.layers.len() && b.widest(n) > block {
+                n += 1;
+            }
         }
         groups.extend(split(b, n)?);
     }

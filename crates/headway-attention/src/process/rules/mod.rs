@@ -194,7 +194,8 @@ pub struct RuleBook {
     pub supports_unset_kv_cache_dtype: bool,
     /// Prefill context parallelism.
     pub supports_pcp: bool,
-    /// `forward` writes new keys and values itself.
+    /// `forward` writes new keys and values itself; [`crate::AttentionImpl::FORWARD_WRITES_KV_CACHE`] says
+    /// the same.
     pub forward_includes_kv_cache_update: bool,
     /// A fused operation may have written the cache already.
     pub supports_kv_cache_update_bypass: bool,
@@ -237,7 +238,7 @@ impl Default for RuleBook {
             supports_inexact_query_lens: false,
             supports_unset_kv_cache_dtype: true,
             supports_pcp: false,
-            forward_includes_kv_cache_update: true,
+            forward_includes_kv_cache_update: false,
             supports_kv_cache_update_bypass: false,
             graph_support: GraphSupport::Never,
             reorder_batch_threshold: None,

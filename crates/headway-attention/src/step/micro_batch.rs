@@ -1,0 +1,333 @@
+//! Lifetime: one step. Micro-batches: where a batch is cut, and the part of the metadata that each gets.
+
+use super::common::{Causal, CommonAttentionMetadata, StepInputs};
+use crate::{AttentionError, Result};
+use headway_tensor::{Exec, Persistent};
+use std::{ops::Range, sync::Arc};
+
+/// A micro-batch: half-open ranges of requests and of tokens. A request may lie in two of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MicroBatchSlice {
+    /// Requests.
+    pub requests: Range<usize>,
+    /// Tokens.
+    pub tokens: Range<usize>,
+}
+
+/// Whether a batch is worth cutting.
+pub fn exceeds_threshold(uniform_decode: bool, num_tokens: usize, decode: usize, prefill: usize) -> bool {
+    num_tokens >= if uniform_decode { decode } else { prefill }
+}
+
+/// Whether equal parts of the padded tokens leave nothing but padding for the last micro-batch.
+pub fn last_is_empty(num_tokens: usize, num_tokens_padded: usize, num_micro_batches: usize) -> bool {
+    let n = num_micro_batches.max(1);
+    (num_tokens_padded / n) * (n - 1) >= num_tokens
+}
+
+/// Cuts a batch into micro-batches before the tokens in `points` (rising). Each slice holds the requests
+/// that have a token in it.
+///
+/// # Errors
+/// Another number of points than cuts.
+pub fn slices(
+    num_scheduled_tokens: &[usize],
+    points: &[usize],
+    num_micro_batches: usize,
+) -> Result<Vec<MicroBatchSlice>> {
+    if points.len() + 1 != num_micro_batches {
+        return Err(AttentionError::Inputs(format!(
+            "the split points {points:?} don't make {num_micro_batches} micro-batches"
+        )));
+    }
+    Ok(cut_at(num_scheduled_tokens, points))
+}
+
+fn cut_at(num_scheduled_tokens: &[usize], points: &[usize]) -> Vec<MicroBatchSlice> {
+    let mut ends = vec![0];
+    for n in num_scheduled_tokens {
+        ends.push(ends[ends.len() - 1] + n);
+    }
+    let total = ends[ends.len() - 1];
+    let mut out = vec![];
+    let mut start = 0;
+    for end in points.iter().copied().chain([total]) {
+        // The last request that begins at or before `start`; the first that ends at or after `end`.
+        let first = ends.partition_point(|&e| e <= start).saturating_sub(1);
+        let last = ends.partition_point(|&e| e < end);
+        out.push(MicroBatchSlice { requests: first..last, tokens: start..end });
+        start = end;
+    }
+    out
+}
+
+/// Points that cut so many tokens into equal parts.
+pub fn equal_points(num_tokens_padded: usize, num_micro_batches: usize) -> Vec<usize> {
+    let n = num_micro_batches.max(1);
+    (1..n).map(|i| i * (num_tokens_padded / n)).collect()
+}
+
+/// The slices with the last one widened over the padding.
+pub fn pad_last(
+    mut slices: Vec<MicroBatchSlice>,
+    num_tokens_padded: usize,
+    num_reqs_padded: usize,
+) -> Vec<MicroBatchSlice> {
+    if let Some(last) = slices.last_mut() {
+        last.tokens.end = num_tokens_padded;
+        last.requests.end = num_reqs_padded;
+    }
+    slices
+}
+
+/// Equal parts of the padded tokens. A request lies in every slice that holds a token of it; a slice of
+/// padding alone holds the last request, and the padding's rows lie in the last slice.
+pub fn slices_of_padded(
+    query_lens: &[usize],
+    num_tokens_padded: usize,
+    num_reqs_padded: usize,
+    num_micro_batches: usize,
+) -> Vec<MicroBatchSlice> {
+    let points = equal_points(num_tokens_padded, num_micro_batches);
+    let mut slices = pad_last(cut_at(query_lens, &points), num_tokens_padded, num_reqs_padded);
+    for s in &mut slices {
+        s.requests.start = s.requests.start.min(query_lens.len().saturating_sub(1));
+        s.requests.end = s.requests.end.min(num_reqs_padded);
+    }
+    slices
+}
+
+/// `query_start_loc` of some of the requests, from 0.
+pub fn slice_query_start_loc(query_start_loc: &[i32], requests: Range<usize>) -> Vec<i32> {
+    let of = query_start_loc.get(requests.start..=requests.end).unwrap_or(&[]);
+    of.iter().map(|q| q - of[0]).collect()
+}
+
+/// Where a micro-batch's own values are written: addresses that stay from step to step.
+pub struct SliceBuffers {
+    query_start_loc: Persistent<i32>,
+    seq_lens: Persistent<i32>,
+}
+
+impl SliceBuffers {
+    /// Buffers for at most so many requests.
+    pub fn new(cx: &dyn Exec, max_num_reqs: usize) -> Self {
+        Self {
+            query_start_loc: Persistent::new(cx, max_num_reqs + 1),
+            seq_lens: Persistent::new(cx, max_num_reqs),
+        }
+    }
+}
+
+/// The slice's bounds inside the batch.
+struct Cut {
+    requests: Range<usize>,
+    tokens: Range<usize>,
+    query_start_loc: Vec<i32>,
+    /// Tokens of the last request that come after the slice.
+    after: i32,
+}
+
+fn cut(inputs: &StepInputs, slice: &MicroBatchSlice) -> Result<Cut> {
+    let q = inputs.query_start_loc.host();
+    let (requests, tokens) = (slice.requests.clone(), slice.tokens.clone());
+    if requests.start >= requests.end
+        || requests.end > inputs.num_reqs
+        || tokens.end > inputs.num_actual_tokens
+    {
+        return Err(AttentionError::Inputs(format!(
+            "a micro-batch of requests {requests:?} and tokens {tokens:?} is not inside a batch of {} requests and \
+             {} tokens",
+            inputs.num_reqs, inputs.num_actual_tokens
+        )));
+    }
+    let (first, last) = (tokens.start as i32, tokens.end as i32);
+    let clamp = |x: i32| x.clamp(first, last) - first;
+    let query_start_loc: Vec<i32> = q[requests.start..=requests.end].iter().map(|&x| clamp(x)).collect();
+    let after = (q[requests.end] - last).max(0);
+    Ok(Cut { requests, tokens, query_start_loc, after })
+}
+
+/// The step's inputs of a micro-batch. Every field has a rule here: a new one does not compile without.
+///
+/// # Errors
+/// A slice outside the batch; a cut inside a request whose exact length only the device knows.
+pub fn slice_inputs(
+    inputs: &StepInputs,
+    slice: &MicroBatchSlice,
+    buffers: &mut SliceBuffers,
+    cx: &dyn Exec,
+) -> Result<StepInputs> {
+    let c = cut(inputs, slice)?;
+    let StepInputs {
+        query_start_loc: _,
+        seq_lens,
+        seq_lens_upper_bound,
+        num_reqs: _,
+        num_actual_tokens: _,
+        max_query_len: _,
+        max_seq_len,
+        causal,
+        positions,
+        is_prefilling,
+        request_index,
+        dcp_local_seq_lens,
+        dcp_local_seq_lens_upper_bound,
+        mm_prefix_ranges,
+        rswa_prefix_lens,
+        encoder_seq_lens,
+        logits_indices,
+        extras,
+        token_to_req: _,
+        computed: _,
+    } = inputs;
+    let (r, t) = (c.requests.clone(), c.tokens.clone());
+    let n = r.len();
+    let shorten = |lens: &[i32]| {
+        let mut lens = lens[r.clone()].to_vec();
+        if let Some(last) = lens.last_mut() {
+            *last -= c.after;
+        }
+        lens
+    };
+    let bound = shorten(seq_lens_upper_bound);
+    let lens = if c.after == 0 {
+        seq_lens.slice(r.clone())
+    } else {
+        let exact = seq_lens.host().map(&shorten).ok_or_else(|| {
+            AttentionError::Inputs(
+                "a micro-batch ends inside a request whose length only the device knows".into(),
+            )
+        })?;
+        buffers.seq_lens.write(cx, n, |o| o.copy_from_slice(&exact))
+    };
+    let starts = buffers.query_start_loc.write_dual(cx, n + 1, |o| o.copy_from_slice(&c.query_start_loc));
+    let mut out = StepInputs::new(starts, lens, bound)?;
+    out.num_actual_tokens = t.len();
+    out.max_seq_len = *max_seq_len;
+    out.causal = match causal {
+        Causal::All(c) => Causal::All(*c),
+        Causal::PerRequest(v) => Causal::PerRequest(v.slice(r.clone())),
+    };
+    out.positions = positions.as_ref().map(|p| p.slice(t.clone()));
+    out.is_prefilling = is_prefilling.as_ref().map(|p| p[r.clone()].to_vec());
+    out.request_index = request_index.as_ref().map(|p| p[r.clone()].to_vec());
+    out.dcp_local_seq_lens = dcp_local_seq_lens.as_ref().map(|v| v.slice(r.clone()));
+    out.dcp_local_seq_lens_upper_bound =
+        dcp_local_seq_lens_upper_bound.as_ref().map(|v| v[r.clone()].to_vec());
+    out.mm_prefix_ranges = mm_prefix_ranges.as_ref().map(|v| v[r.clone()].to_vec());
+    out.rswa_prefix_lens = rswa_prefix_lens.as_ref().map(|v| v.slice(r.clone()));
+    out.encoder_seq_lens = encoder_seq_lens.as_ref().map(|v| v.slice(r.clone()));
+    // Indices of all micro-batches' tokens; those of one are found by the model, which knows the tokens.
+    out.logits_indices = logits_indices.clone();
+    out.extras = extras.clone();
+    Ok(out)
+}
+
+/// A group's metadata of a micro-batch, over the micro-batch's inputs.
+///
+/// # Errors
+/// As [`CommonAttentionMetadata::new`].
+pub fn slice_common(
+    common: &CommonAttentionMetadata,
+    slice: &MicroBatchSlice,
+    inputs: Arc<StepInputs>,
+) -> Result<CommonAttentionMetadata> {
+    let CommonAttentionMetadata {
+        inputs: _,
+        block_table,
+        block_table_stride,
+        slot_mapping,
+        is_prefilling_override,
+        hints,
+        extras,
+    } = common;
+    let s = *block_table_stride;
+    let r = slice.requests.clone();
+    if r.end * s > block_table.len() || slice.tokens.end > slot_mapping.len() {
+        return Err(AttentionError::Inputs(format!(
+            "the micro-batch {slice:?} ends past its group's block table"
+        )));
+    }
+    let table = block_table.slice(r.start * s..r.end * s);
+    let mut out = CommonAttentionMetadata::new(inputs, table, s, slot_mapping.slice(slice.tokens.clone()))?;
+    out.is_prefilling_override = is_prefilling_override.as_ref().map(|p| p[r].to_vec());
+    out.hints = *hints;
+    out.extras = extras.clone();
+    Ok(out)
+}
+
+impl CommonAttentionMetadata {
+    /// The metadata without padding: the first `num_reqs` requests and `num_tokens` tokens. Lengths'
+    /// maxima stay.
+    ///
+    /// # Errors
+    /// More requests or tokens than there are.
+    pub fn unpadded(&self, num_reqs: usize, num_tokens: usize) -> Result<Self> {
+        let inputs = self.inputs.unpadded(num_reqs, num_tokens)?;
+        let slice = MicroBatchSlice { requests: 0..num_reqs, tokens: 0..num_tokens };
+        slice_common(self, &slice, Arc::new(inputs))
+    }
+}
+
+impl StepInputs {
+    /// The inputs without padding; see [`CommonAttentionMetadata::unpadded`]. Shares all memory.
+    ///
+    /// # Errors
+    /// More requests or tokens than there are.
+    pub fn unpadded(&self, num_reqs: usize, num_tokens: usize) -> Result<Self> {
+        if num_reqs > self.num_reqs || num_tokens > self.num_actual_tokens {
+            return Err(AttentionError::Inputs(format!(
+                "{num_reqs} requests and {num_tokens} tokens are not inside a batch of {} and {}",
+                self.num_reqs, self.num_actual_tokens
+            )));
+        }
+        let Self {
+            query_start_loc,
+            seq_lens,
+            seq_lens_upper_bound,
+            num_reqs: _,
+            num_actual_tokens: _,
+            max_query_len,
+            max_seq_len,
+            causal,
+            positions,
+            is_prefilling,
+            request_index,
+            dcp_local_seq_lens,
+            dcp_local_seq_lens_upper_bound,
+            mm_prefix_ranges,
+            rswa_prefix_lens,
+            encoder_seq_lens,
+            logits_indices,
+            extras,
+            token_to_req: _,
+            computed: _,
+        } = self;
+        let (r, t) = (0..num_reqs, 0..num_tokens);
+        let mut out = Self::new(
+            query_start_loc.slice(0..num_reqs + 1),
+            seq_lens.slice(r.clone()),
+            seq_lens_upper_bound[r.clone()].to_vec(),
+        )?;
+        out.num_actual_tokens = num_tokens;
+        out.max_query_len = *max_query_len;
+        out.max_seq_len = *max_seq_len;
+        out.causal = match causal {
+            Causal::All(c) => Causal::All(*c),
+            Causal::PerRequest(v) => Causal::PerRequest(v.slice(r.clone())),
+        };
+        out.positions = positions.as_ref().map(|p| p.slice(t));
+        out.is_prefilling = is_prefilling.as_ref().map(|p| p[r.clone()].to_vec());
+        out.request_index = request_index.as_ref().map(|p| p[r.clone()].to_vec());
+        out.dcp_local_seq_lens = dcp_local_seq_lens.as_ref().map(|v| v.slice(r.clone()));
+        out.dcp_local_seq_lens_upper_bound =
+            dcp_local_seq_lens_upper_bound.as_ref().map(|v| v[r.clone()].to_vec());
+        out.mm_prefix_ranges = mm_prefix_ranges.as_ref().map(|v| v[r.clone()].to_vec());
+        out.rswa_prefix_lens = rswa_prefix_lens.as_ref().map(|v| v.slice(r.clone()));
+        out.encoder_seq_lens = encoder_seq_lens.as_ref().map(|v| v.slice(r.clone()));
+        out.logits_indices = logits_indices.clone();
+        out.extras = extras.clone();
+        Ok(out)
+    }
+}

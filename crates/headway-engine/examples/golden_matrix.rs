@@ -1,0 +1,96 @@
+//! Every golden in every way: block sizes, chunk sizes, prefix caching, alone and batched, float32 and as
+//! published. `tools/golden-matrix.sh` runs it; it exits with 1 where a case fails.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use headway_engine::EngineOptions;
+use headway_testkit::golden::{
+    self,
+    check::Compute,
+    walk::{self, Table},
+};
+use std::process::ExitCode;
+use support::{UnderTest, is_known, options, real_model};
+
+const REAL: [(&str, &str); 3] = [
+    ("smollm2-135m-instruct", "smollm2-135m-instruct-q4_1.gguf"),
+    ("gemma3-270m", "gemma-3-270m-q4_k_m.gguf"),
+    ("qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
+];
+
+/// The ways that every tiny model is run in.
+fn ways() -> impl Iterator<Item = (String, EngineOptions)> {
+    let chunks = [5, 64, 512];
+    [16, 32].into_iter().flat_map(move |block| {
+        chunks.into_iter().flat_map(move |chunk| {
+            [false, true].into_iter().map(move |no_prefix_caching| {
+                let caching = if no_prefix_caching { "off" } else { "on" };
+                let o = EngineOptions {
+                    block_size: Some(block),
+                    max_num_batched_tokens: Some(chunk),
+                    max_num_seqs: Some(chunk.min(16)),
+                    no_prefix_caching,
+                    ..options("float32")
+                };
+                (format!("block {block} chunk {chunk} caching {caching}"), o)
+            })
+        })
+    })
+}
+
+fn tiny(way: &str, compute: Compute, options: &EngineOptions) -> Result<Table, String> {
+    walk::all_tiny(compute, way, |golden, dir| {
+        if !is_known(&golden.model.architecture, &golden.model.name) {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(UnderTest::open(dir, options)?)))
+    })
+    .map_err(|e| e.to_string())
+}
+
+fn real(dtype: &str, compute: Compute) -> Result<Table, String> {
+    let mut table = Table::default();
+    for (name, file) in REAL {
+        let path = match real_model(name, file) {
+            Ok(path) => path,
+            Err(e) => {
+                table.not_run.push(format!("{name}: {e}"));
+                continue;
+            }
+        };
+        let goldens = golden::real().map_err(|e| e.to_string())?;
+        for golden in goldens.iter().filter(|g| g.model.gguf == file) {
+            let mut engine = UnderTest::open(&path, &options(dtype))?;
+            walk::real(&mut table, golden, compute, dtype, usize::MAX, &mut engine);
+        }
+    }
+    Ok(table)
+}
+
+fn run() -> Result<bool, String> {
+    let mut table = Table::default();
+    for (way, options) in ways() {
+        let mut t = tiny(&way, Compute::Float32, &options)?;
+        if !table.rows.is_empty() {
+            t.not_run.clear();
+        }
+        table.extend(t);
+    }
+    table.extend(tiny("as published", Compute::Half, &options("auto"))?);
+    table.extend(real("float32", Compute::Float32)?);
+    table.extend(real("auto", Compute::Quantised)?);
+    println!("{table}");
+    Ok(table.ok())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}

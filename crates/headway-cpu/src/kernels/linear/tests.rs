@@ -131,12 +131,12 @@ fn float32_arithmetic_is_close_to_float64() {
 }
 
 /// Activations that quantise without error: whole numbers up to 127, times a power of two for each
-/// block of 32.
+/// block of 16.
 fn exact_activations(m: usize, k: usize, seed: u64) -> Vec<f32> {
     let mut bits = Bits(seed);
     let mut x: Vec<f32> = (0..m * k).map(|_| (bits.next() % 255) as f32 - 127.0).collect();
-    for block in x.chunks_exact_mut(32) {
-        block[bits.next() as usize % 32] = 127.0;
+    for block in x.chunks_exact_mut(16) {
+        block[bits.next() as usize % 16] = 127.0;
         let scale = 2f32.powi(bits.next() as i32 % 9 - 8);
         block.iter_mut().for_each(|x| *x *= scale);
     }
@@ -187,7 +187,7 @@ fn extreme_quants_do_not_saturate() {
                 |i| ((i * 7) % 255) as f32 - 127.0,
             ];
             let mut x: Vec<f32> = signs.iter().flat_map(|s| (0..k).map(move |i| s(i))).collect();
-            x.chunks_exact_mut(32).for_each(|b| b[0] = 127.0);
+            x.chunks_exact_mut(16).for_each(|b| b[0] = 127.0);
             for &isa in Isa::available() {
                 for (m, first) in [(m, 0), (1, 0), (1, 1), (1, 2), (1, 3)] {
                     let x = &x[first * k..];
@@ -213,7 +213,7 @@ fn quantised_activations_cost_half_a_step_at_most() {
         let out = run(&cx(1, Isa::of_machine()), vec![part(&w, None)], None, &x, m);
         for (i, (o, (e, magnitude))) in out.iter().zip(exact(&w, &x, m)).enumerate() {
             let (x, w) = (&x[i / n * k..][..k], &rows[i % n * k..][..k]);
-            let bound: f32 = (x.chunks(32).zip(w.chunks(32)))
+            let bound: f32 = (x.chunks(16).zip(w.chunks(16)))
                 .map(|(x, w)| {
                     let step = x.iter().fold(0f32, |a, v| a.max(v.abs())) / 127.0;
                     w.iter().map(|w| w.abs()).sum::<f32>() * step * 0.5

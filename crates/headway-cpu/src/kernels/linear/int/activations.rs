@@ -1,4 +1,5 @@
-//! Activation rows as signed bytes: a scale for every 32 elements, a sum for every 16.
+//! Activation rows as signed bytes: a scale and a sum for every 16 elements. Half of the block of the
+//! formats: what an outlier costs its neighbours in precision, it costs half as many of them.
 //!
 //! Made at the start of a call, for all tasks; the buffers are kept for the next one. Not for weights.
 
@@ -14,6 +15,7 @@ pub(in super::super) struct Activations {
     k: usize,
     q: Vec<i8>,
     d: Vec<f32>,
+    /// Sums times scales.
     s: Vec<f32>,
 }
 
@@ -27,7 +29,7 @@ impl Activations {
         self.k = k;
         // Growing keeps the capacity for later calls; every element is written below.
         self.q.resize(rows * k, 0);
-        self.d.resize(rows * (k / 32), 0.0);
+        self.d.resize(rows * (k / 16), 0.0);
         self.s.resize(rows * (k / 16), 0.0);
         let q = SharedMut::new(&mut self.q);
         let (d, s) = (SharedMut::new(&mut self.d), SharedMut::new(&mut self.s));
@@ -37,7 +39,7 @@ impl Activations {
                 let (q, d, s) = unsafe {
                     (
                         q.slice_mut(row * k..(row + 1) * k),
-                        d.slice_mut(row * (k / 32)..(row + 1) * (k / 32)),
+                        d.slice_mut(row * (k / 16)..(row + 1) * (k / 16)),
                         s.slice_mut(row * (k / 16)..(row + 1) * (k / 16)),
                     )
                 };
@@ -52,11 +54,12 @@ impl Activations {
         &self.q[row * self.k + from..(row + 1) * self.k]
     }
 
-    /// Scale, and sums of the two halves, of the 32 elements of `row` from element `32 * block`.
+    /// Scales of the two halves of the 32 elements of `row` from element `32 * block`, and their sums times
+    /// the scales.
     #[inline(always)]
-    pub(super) fn scales(&self, row: usize, block: usize) -> (f32, [f32; 2]) {
-        let at = row * (self.k / 32) + block;
-        (self.d[at], [self.s[2 * at], self.s[2 * at + 1]])
+    pub(super) fn scales(&self, row: usize, block: usize) -> ([f32; 2], [f32; 2]) {
+        let at = row * (self.k / 16) + 2 * block;
+        ([self.d[at], self.d[at + 1]], [self.s[at], self.s[at + 1]])
     }
 }
 
@@ -79,19 +82,17 @@ fn quantise_row(isa: Isa, x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32])
 
 #[inline(always)]
 fn row(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
-    let blocks = x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0);
-    for ((x, q), (d, s)) in blocks.zip(d.iter_mut().zip(s.as_chunks_mut::<2>().0)) {
+    let blocks = x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0);
+    for ((x, q), (d, s)) in blocks.zip(d.iter_mut().zip(s)) {
         *d = block(x, q);
-        for (s, q) in s.iter_mut().zip(q.as_chunks::<16>().0) {
-            *s = q.iter().map(|&q| i32::from(q)).sum::<i32>() as f32;
-        }
+        *s = q.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * *d;
     }
 }
 
-/// Quantises 32 elements by their largest magnitude and returns the scale: NaN where an element is, so
+/// Quantises 16 elements by their largest magnitude and returns the scale: NaN where an element is, so
 /// that it is not lost.
 #[inline(always)]
-fn block(x: &[f32; 32], q: &mut [i8; 32]) -> f32 {
+fn block(x: &[f32; 16], q: &mut [i8; 16]) -> f32 {
     // Of non-negative floats the order of bits is the order of values, with NaN above all.
     let largest = x.iter().fold(0, |a, v| a.max((v.to_bits() & 0x7fff_ffff).cast_signed()));
     let largest = f32::from_bits(largest.cast_unsigned());
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     fn quantised(isa: Isa, x: &[f32]) -> (Vec<i8>, Vec<f32>, Vec<f32>) {
-        let (mut q, mut d, mut s) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0.0; x.len() / 16]);
+        let (mut q, mut d, mut s) = (vec![0; x.len()], vec![0.0; x.len() / 16], vec![0.0; x.len() / 16]);
         quantise_row(isa, x, &mut q, &mut d, &mut s);
         (q, d, s)
     }
@@ -124,24 +125,24 @@ mod tests {
         }
         let (q, d, s) = portable;
         for (i, (&x, &q)) in x.iter().zip(&q).enumerate() {
-            assert!((x - d[i / 32] * f32::from(q)).abs() <= d[i / 32] * 0.5001, "{i}");
+            assert!((x - d[i / 16] * f32::from(q)).abs() <= d[i / 16] * 0.5001, "{i}");
             assert!(q > -128);
         }
         for (i, q) in q.chunks(16).enumerate() {
-            assert_eq!(s[i], q.iter().map(|&q| f32::from(q)).sum::<f32>());
+            assert_eq!(s[i], q.iter().map(|&q| f32::from(q)).sum::<f32>() * d[i]);
         }
     }
 
     #[test]
     fn extremes() {
-        let mut x = [0f32; 32];
-        assert_eq!(quantised(Isa::Portable, &x), (vec![0; 32], vec![0.0], vec![0.0; 2]));
+        let mut x = [0f32; 16];
+        assert_eq!(quantised(Isa::Portable, &x), (vec![0; 16], vec![0.0], vec![0.0]));
         x[3] = f32::MAX;
         x[4] = -f32::MAX;
         let (q, d, _) = quantised(Isa::Portable, &x);
         assert_eq!((q[3], q[4], q[5], d[0]), (127, -127, 0, f32::MAX / 127.0));
         x[9] = 1e-42;
-        assert_eq!(quantised(Isa::Portable, &[1e-42; 32]).1, [0.0]);
+        assert_eq!(quantised(Isa::Portable, &[1e-42; 16]).1, [0.0]);
         x[9] = f32::NAN;
         assert!(quantised(Isa::Portable, &x).1[0].is_nan());
     }

@@ -1,8 +1,8 @@
 //! Block-quantised weights times activations that are quantised to signed bytes: integer products,
 //! float32 scales.
 //!
-//! For a block b of 32 elements with activations `dx · qx` and weights `d · q + m` (or two halves of 16
-//! with their own d and m) an output element receives `(d · Σ q·qx + m · Σ qx) · dx`. The integer sums
+//! For 16 elements with activations `dx · qx` and weights `d · q + m` (d and m shared by 16 or by 32
+//! elements) an output element receives `d · dx · Σ q·qx + m · dx · Σ qx`. The integer sums
 //! are exact, and the float32 operations are the same, in the same order and never fused, at every
 //! instruction set: eight output elements lie in eight lanes and blocks follow one another. So every
 //! level gives the same bits, whatever the number of rows, the tile, or the threads.
@@ -79,9 +79,9 @@ pub(super) const fn pairs_before_overflow(max_q: u8) -> usize {
     if pairs > 8 { 8 } else { pairs }
 }
 
-/// What 32 elements add to eight output elements: `(d · i + m · s) · dx`, in halves of 16 where the
-/// format has them. `d` and `m` point at the lanes of the (first) sub-block; `s` are the sums of the
-/// activation's two halves.
+/// What 32 elements add to eight output elements: `d · (dx · i) + m · s` of both halves. `d` and `m` point
+/// at the lanes of the (first) sub-block; `dx` are the scales of the activation's two halves, `s` their
+/// sums times the scales.
 ///
 /// # Safety
 /// The processor has the instruction set of `S`; `d` and `m` are readable for one or two sub-blocks.
@@ -91,30 +91,29 @@ unsafe fn contribution<S: IntSimd, K: Kind>(
     d: *const f32,
     m: *const f32,
     s: [f32; 2],
-    dx: f32,
+    dx: [f32; 2],
 ) -> S::F {
     // SAFETY: the caller's.
     unsafe {
-        let sum = if K::SUB_BLOCK == 16 {
-            let a = half::<S, K>(low, d, m, s[0]);
-            let b = half::<S, K>(high, d.add(ROWS), m.add(ROWS), s[1]);
-            S::add(a, b)
+        let low = S::mul(S::to_float(low), S::splat(dx[0]));
+        let high = S::mul(S::to_float(high), S::splat(dx[1]));
+        if K::SUB_BLOCK == 16 {
+            S::add(half::<S, K>(low, d, m, s[0]), half::<S, K>(high, d.add(ROWS), m.add(ROWS), s[1]))
         } else {
-            half::<S, K>(S::add_int(low, high), d, m, s[0] + s[1])
-        };
-        S::mul(sum, S::splat(dx))
+            half::<S, K>(S::add(low, high), d, m, s[0] + s[1])
+        }
     }
 }
 
-/// `d · i + m · s` of one sub-block.
+/// `d · x + m · s` of one sub-block.
 ///
 /// # Safety
 /// As [`contribution`]'s.
 #[inline(always)]
-unsafe fn half<S: IntSimd, K: Kind>(i: S::I, d: *const f32, m: *const f32, s: f32) -> S::F {
+unsafe fn half<S: IntSimd, K: Kind>(x: S::F, d: *const f32, m: *const f32, s: f32) -> S::F {
     // SAFETY: the caller's.
     unsafe {
-        let product = S::mul(S::load(d), S::to_float(i));
+        let product = S::mul(S::load(d), x);
         if K::SIGNED { product } else { S::add(product, S::mul(S::load(m), S::splat(s))) }
     }
 }

@@ -14,8 +14,6 @@ pub(in super::super) trait IntSimd {
     type F: Copy;
     /// Activation rows of a register tile, at most 4.
     const COLS: usize;
-    /// Lane-wise sum.
-    unsafe fn add_int(a: Self::I, b: Self::I) -> Self::I;
     /// Exact below 2^24.
     unsafe fn to_float(a: Self::I) -> Self::F;
     /// One value in all lanes.
@@ -56,11 +54,6 @@ impl IntSimd for Plain {
     type I = [i32; 8];
     type F = [f32; 8];
     const COLS: usize = 4;
-
-    #[inline(always)]
-    unsafe fn add_int(a: [i32; 8], b: [i32; 8]) -> [i32; 8] {
-        std::array::from_fn(|i| a[i] + b[i])
-    }
 
     #[inline(always)]
     unsafe fn to_float(a: [i32; 8]) -> [f32; 8] {
@@ -159,12 +152,6 @@ mod x86 {
         () => {
             type I = __m256i;
             type F = __m256;
-
-            #[inline(always)]
-            unsafe fn add_int(a: __m256i, b: __m256i) -> __m256i {
-                // SAFETY: the caller's: the processor has AVX2.
-                unsafe { _mm256_add_epi32(a, b) }
-            }
 
             #[inline(always)]
             unsafe fn to_float(a: __m256i) -> __m256 {

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.20.2
-have=$(cargo deny --version 2>/dev/null | sed -n 's/^cargo-deny 0\.\([0-9]*\)\..*/\1/p')
+have=$( (cargo deny --version 2>/dev/null || true) | sed -n 's/^cargo-deny 0\.\([0-9]*\)\..*/\1/p')
 if [ "${have:-0}" -ge 18 ]; then
     deny=(cargo deny)
 else

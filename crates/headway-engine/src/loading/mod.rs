@@ -1,6 +1,6 @@
 //! Weight files: safetensors checkpoints and GGUF, memory-mapped and checked before anything is allocated.
 //!
-//! [`open`] takes what a user gives (a directory, a `.gguf` or a `.safetensors` file) and returns
+//! [`open()`] takes what a user gives (a directory, a `.gguf` or a `.safetensors` file) and returns
 //! [`ModelFiles`]: the model's configuration as its format has it, and a [`Checkpoint`] that hands out
 //! [`Weight`](headway_tensor::Weight)s by name. They live as long as the model.
 //!

@@ -1,6 +1,6 @@
 //! GGUF, versions 2 and 3, little-endian (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
 //!
-//! [`header`] reads and checks what stands before the tensor data, [`file`] puts the parts of a split file
+//! [`header`] reads and checks what stands before the tensor data, [`mod@file`] puts the parts of a split file
 //! together and hands out weights. Everything in a header is untrusted: counts, lengths and offsets are
 //! checked against the file's size before they are used.
 //!

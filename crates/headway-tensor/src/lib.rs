@@ -4,6 +4,8 @@
 //! Arrow: this crate depends on no other headway crate; `headway-attention` depends on it.
 //! It holds no kernels: an [`Ops`] implementation lives in a device crate.
 
+#[expect(unsafe_code, reason = "DLPack hands raw pointers over")]
+pub mod dlpack;
 pub mod dtype;
 pub mod error;
 pub mod fp8;

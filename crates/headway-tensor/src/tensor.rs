@@ -202,12 +202,12 @@ impl Tensor {
 }
 
 #[derive(Clone, Copy)]
-enum MemRef<'a> {
+pub(crate) enum MemRef<'a> {
     Host(&'a [u8]),
     Dev(&'a Arc<dyn DeviceMem>, usize),
 }
 
-enum MemMut<'a> {
+pub(crate) enum MemMut<'a> {
     Host(&'a mut [u8]),
     Dev(&'a Arc<dyn DeviceMem>, usize),
 }
@@ -264,6 +264,11 @@ fn check_cols(shape: &Dims, strides: &Dims, r: &Range<usize>) -> Result<()> {
 }
 
 impl<'a> TensorRef<'a> {
+    /// Memory that begins at the first element and reaches past the last, with its shape.
+    pub(crate) fn from_mem(mem: MemRef<'a>, dtype: DType, shape: Dims, strides: Dims) -> Self {
+        Self { mem, dtype, shape, strides }
+    }
+
     /// Host elements with a shape, contiguous.
     ///
     /// # Errors
@@ -395,6 +400,16 @@ fn row_range(shape: &Dims, strides: &Dims, dtype: DType, r: Range<usize>) -> Res
 }
 
 impl<'a> TensorMut<'a> {
+    /// As [`TensorRef::from_mem`].
+    pub(crate) fn from_mem(mem: MemMut<'a>, dtype: DType, shape: Dims, strides: Dims) -> Self {
+        Self { mem, dtype, shape, strides }
+    }
+
+    /// The memory alone.
+    pub(crate) fn into_mem(self) -> MemMut<'a> {
+        self.mem
+    }
+
     /// Host elements with a shape, contiguous.
     ///
     /// # Errors

@@ -124,18 +124,21 @@ struct Axes<'a> {
 
 impl<'a> Axes<'a> {
     fn new(rules: &'a RuleBook) -> Self {
-        let blocks = kernel_block_sizes(rules).into_iter().flat_map(|k| [(k, k), (2 * k, k)]).collect();
+        let mut blocks: Vec<_> =
+            kernel_block_sizes(rules).into_iter().flat_map(|k| [(k, k), (2 * k, k)]).collect();
+        blocks.sort_unstable();
         Self { rules, head_sizes: head_sizes(rules), blocks, layouts: layouts(rules), turn: 0 }
     }
 
-    /// A cell with these values; what isn't given is drawn by a counter. Head sizes take turns among the
-    /// smaller half, so that the large ones stay with the second pass.
+    /// A cell with these values; what isn't given is drawn by a counter. Head sizes come
+    /// from the smaller half and blocks are of up to 64 tokens: the large ones have passes of their own.
     fn next(&mut self, dtype: DType, kv_cache_dtype: KvCacheDType, phase: Phase) -> Cell {
         self.turn += 1;
         let mut rng = Rng::new(self.turn as u64);
         let mut turn = |n: usize| rng.below(n);
         let head_size = self.head_sizes[turn(self.head_sizes.len().div_ceil(2))];
-        let (block_size, kernel_block_size) = self.blocks[turn(self.blocks.len())];
+        let short = self.blocks.iter().filter(|b| b.0 <= 64).count().max(1);
+        let (block_size, kernel_block_size) = self.blocks[turn(short)];
         let (num_heads, num_kv_heads) = HEAD_RATIOS[turn(HEAD_RATIOS.len())];
         let layout = self.layouts[turn(self.layouts.len())];
         Cell {
@@ -211,7 +214,7 @@ impl<'a> Axes<'a> {
                 for phase in Phase::ALL {
                     let cell = self.next(dtype, kv.clone(), phase);
                     let features = features(rules, cell.block_size, self.turn);
-                    let features = features[self.turn % features.len()];
+                    let features = features[Rng::new(!(self.turn as u64)).below(features.len())];
                     cells.push(Cell { batch_invariant: true, features, ..cell });
                 }
             }

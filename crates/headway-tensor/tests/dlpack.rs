@@ -169,10 +169,8 @@ fn what_views_cannot_express_is_refused_and_given_back() {
     assert!(matches!(refused(|o| o.strides = Some(vec![i64::MAX, 1])), DlPackError::Shape(_)));
     assert!(matches!(refused(|o| o.byte_offset = 2), DlPackError::Alignment { size: 4, .. }));
     // SAFETY: null is allowed.
-    assert_eq!(
-        unsafe { DlTensor::from_dlpack(std::ptr::null_mut()) }.unwrap_err(),
-        DlPackError::Null("the tensor")
-    );
+    let null = unsafe { DlTensor::from_dlpack(std::ptr::null_mut()) };
+    assert_eq!(null.unwrap_err(), DlPackError::Null("the tensor"));
 }
 
 #[test]

@@ -181,9 +181,10 @@ impl DlTensor {
     /// The tensor for reading, in place.
     pub fn view(&self) -> TensorRef<'_> {
         let mem = match &self.mem {
-            // SAFETY: `bytes` bytes from `first` on are initialised and written by nobody while `self`
-            // lives, by the promise of `from_dlpack`; `layout` made sure that they fit an isize.
             Mem::Host { first, bytes } => {
+                // SAFETY: `bytes` bytes from `first` on are initialised and written by nobody while
+                // `self` lives, by the promise of `from_dlpack`; `layout` made sure that they fit an
+                // isize.
                 MemRef::Host(unsafe { std::slice::from_raw_parts(first.as_ptr(), *bytes) })
             }
             Mem::Dev(d) => MemRef::Dev(d, 0),
@@ -200,8 +201,9 @@ impl DlTensor {
             return Err(DlPackError::ReadOnly);
         }
         let mem = match &self.mem {
-            // SAFETY: as in `view`; nobody else reads or writes them while this borrow of `self` lives.
             Mem::Host { first, bytes } => {
+                // SAFETY: as in `view`; nobody else reads or writes them while this borrow of `self`
+                // lives.
                 MemMut::Host(unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), *bytes) })
             }
             Mem::Dev(d) => MemMut::Dev(d, 0),

@@ -8,7 +8,7 @@
 //!
 //! Lives for one call. Not for integer arithmetic: see `int`.
 
-use super::{Job, simd::Simd};
+use super::{AHEAD, Job, prefetch, simd::Simd};
 use headway_tensor::quant::{BlockFormat, MAX_BLOCK_ELEMS, MAX_SUB_BLOCKS};
 use std::{marker::PhantomData, ops::Range};
 
@@ -75,15 +75,18 @@ unsafe fn load_part<S: Simd, W: Element>(p: *const u8, n: usize) -> S {
     }
 }
 
-/// The products of R weight rows with C activation rows over `k` elements: one block of K.
+/// The products of R weight rows with C activation rows over `k` elements: one block of K. `ahead`, where
+/// it is given, is where memory will be read next, as many bytes as are read here.
 ///
 /// # Safety
-/// `k` elements are readable at each pointer; the processor has the instruction set of `S`.
+/// `k` elements are readable at each pointer (`ahead` may be any); the processor has the instruction set
+/// of `S`.
 #[inline(always)]
 unsafe fn tile<S: Simd, W: Element, const R: usize, const C: usize>(
     w: [*const u8; R],
     x: [*const f32; C],
     k: usize,
+    ahead: Option<*const u8>,
 ) -> [[f32; R]; C] {
     // SAFETY: every access is inside the k elements of its row: whole vectors up to `full`, a part after.
     unsafe {
@@ -91,11 +94,17 @@ unsafe fn tile<S: Simd, W: Element, const R: usize, const C: usize>(
         let full = k - k % S::LANES;
         let mut i = 0;
         while i < full {
-            let wv: [S; R] = std::array::from_fn(|r| W::load::<S>(w[r].add(i * W::BYTES)));
-            for c in 0..C {
-                let xv = S::load_f32(x[c].add(i).cast());
-                for r in 0..R {
-                    acc[c][r] = wv[r].mul_add(xv, acc[c][r]);
+            if let Some(ahead) = ahead {
+                for line in (0..R * S::LANES * W::BYTES).step_by(64) {
+                    prefetch(ahead.wrapping_add(i * R * W::BYTES + line));
+                }
+            }
+            // All activations and one weight at a time: with 12 accumulators that is 16 registers.
+            let xv: [S; C] = std::array::from_fn(|c| S::load_f32(x[c].add(i).cast()));
+            for r in 0..R {
+                let wv: S = W::load(w[r].add(i * W::BYTES));
+                for c in 0..C {
+                    acc[c][r] = wv.mul_add(xv[c], acc[c][r]);
                 }
             }
             i += S::LANES;
@@ -173,7 +182,8 @@ unsafe fn few<S: Simd, W: Element, const R: usize, const C: usize>(
         // k long (checked by `Job::x_row`).
         let part = unsafe {
             let w = std::array::from_fn(|r| p.add((r * job.k + k0) * W::BYTES));
-            tile::<S, W, R, C>(w, x.map(|x| x.add(k0)), len)
+            let ahead = p.wrapping_add(k0 * R * W::BYTES + (R * job.k * W::BYTES).max(AHEAD));
+            tile::<S, W, R, C>(w, x.map(|x| x.add(k0)), len, Some(ahead))
         };
         for c in 0..C {
             for r in 0..R {
@@ -337,7 +347,7 @@ unsafe fn four<S: Simd, const C: usize>(job: &Job<'_>, b: &Block, w: *const f32,
     let sums = unsafe {
         let w: [*const u8; 4] = std::array::from_fn(|i| w.add(i * b.len).cast());
         let x: [*const f32; C] = std::array::from_fn(|c| job.x_row(m + c).as_ptr().add(b.k0));
-        tile::<S, F32, 4, C>(w, x, b.len)
+        tile::<S, F32, 4, C>(w, x, b.len, None)
     };
     let valid = 4.min(b.count - r);
     for (c, sums) in sums.iter().enumerate() {

@@ -173,6 +173,22 @@ impl Linear for CpuLinear {
 /// Up to this many activation rows, floating-point weights are converted in registers.
 const DIRECT_ROWS: usize = 3;
 
+/// Bytes ahead of where weights are read that memory is asked for them, at least: rows are worked on
+/// several at a time, which the processor's own prefetching does not follow well.
+const AHEAD: usize = 4096;
+
+/// Asks memory for the cache line of `p`, which may be any address.
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch of any address is harmless.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// How a call is split: steps of weight rows within each part, times steps of activation rows.
 struct Plan {
     row_step: usize,

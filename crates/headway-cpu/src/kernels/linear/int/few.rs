@@ -54,6 +54,7 @@ unsafe fn eight<S: IntSimd, K: Kind, const C: usize>(
             let len = MAX_BLOCK_ELEMS.min(k_end - from);
             // SAFETY: the caller's.
             unsafe {
+                weights.prefetch_next(from, len, job.k);
                 weights.unpack(chunk, from, len);
                 multiply::<S, K, C>(x, job.m.start, from, len, chunk, &mut acc);
             }

@@ -2,8 +2,14 @@
 //! and instruction set and called through a pointer. Not for arithmetic.
 
 use super::{Chunk, ROWS};
-use crate::Isa;
+use crate::{
+    Isa,
+    kernels::linear::{AHEAD, prefetch},
+};
 use headway_tensor::quant::{BlockFormat, MAX_SUB_BLOCKS};
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 /// Unpacks elements `from..from + len` (whole blocks, at most 256 elements) of the rows of `bytes`, each
 /// `row_bytes` long, into the chunk. Lanes of rows that are not there keep what they held.
@@ -39,6 +45,16 @@ impl<'a> Rows8<'a> {
         self.bytes.len() / self.row_bytes
     }
 
+    /// Asks memory for what follows these rows: the share that `len` of `k` elements from `from` have.
+    #[inline(always)]
+    pub(super) fn prefetch_next(&self, from: usize, len: usize, k: usize) {
+        let bytes_of = |elements: usize| elements * self.bytes.len() / k;
+        let next = self.bytes.as_ptr().wrapping_add(self.bytes.len().max(AHEAD));
+        for offset in (bytes_of(from)..bytes_of(from + len)).step_by(64) {
+            prefetch(next.wrapping_add(offset));
+        }
+    }
+
     /// Elements `from..from + len` of the rows (at most eight), whole blocks, at most 256.
     #[inline(always)]
     pub(super) fn unpack(&self, chunk: &mut Chunk, from: usize, len: usize) {
@@ -53,7 +69,11 @@ pub(in super::super) fn unpacker<F: BlockFormat>(isa: Isa) -> Unpacker {
     {
         #[target_feature(enable = "avx2,fma,f16c")]
         fn avx2<F: BlockFormat>(chunk: &mut Chunk, bytes: &[u8], row_bytes: usize, from: usize, len: usize) {
-            generic::<F>(chunk, bytes, row_bytes, from, len);
+            if F::BLOCK_ELEMS == 32 {
+                x86::small::<F>(chunk, bytes, row_bytes, from, len);
+            } else {
+                generic::<F>(chunk, bytes, row_bytes, from, len);
+            }
         }
         if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16) {
             return Unpacker(avx2::<F>);

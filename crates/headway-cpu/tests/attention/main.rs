@@ -27,6 +27,7 @@ fn check(l: &Layer, reqs: &[Req], shared: usize, padding: usize, seed: u64) {
             let clean = step(&cx, l, &w, 0, threads == 1);
             let poisoned = step(&cx, l, &w, 0xff, threads == 1);
             assert_eq!(clean.out.bits(), poisoned.out.bits(), "poison shows ({isa}, {l:?}, {reqs:?})");
+            assert!(clean.parts.0 > 0 && (threads > 1 || clean.parts.1 == 0));
             let live = w.rows() * l.heads * l.size_v;
             let got = clean.out.f64();
             assert!(got[live..].iter().all(|x| *x == 0.0), "padding is not zero");

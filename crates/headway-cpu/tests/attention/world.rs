@@ -4,12 +4,13 @@
 use half::{bf16, f16};
 use headway_attention::{
     AttentionArgs, AttentionBackend, AttentionImpl, AttnLayer, BuilderPlan, CommonAttentionMetadata,
-    GroupInfo, KvBuf, KvCacheSpec, KvMut, MetadataBuilder, Qkv, StepInputs, group::kv::spec::AttentionSpec,
+    GroupInfo, KvBuf, KvCacheSpec, KvMut, MetadataBuilder, Qkv, StepInputs,
+    group::kv::{layout::KvCacheLayout, spec::AttentionSpec},
     step::common::Causal,
 };
 use headway_cpu::{
     CpuAttn, CpuExec, CpuOptions, Isa,
-    backends::cpu_attn::{CpuAttnBuilder, CpuAttnConfig, CpuAttnLayer, CpuAttnMetadata},
+    backends::cpu_attn::{CpuAttnBuilder, CpuAttnConfig, CpuAttnLayer},
 };
 use headway_tensor::{DType, Dual, HostBuf, TensorMut, TensorRef, View};
 use headway_testkit::{Answer, PagedBatch, Params, Rng, attend_paged, reference::round::through_cache};
@@ -304,9 +305,13 @@ impl World {
             false => Causal::PerRequest(View::from_vec(self.causal.iter().map(|c| u8::from(*c)).collect())),
         };
         inputs.num_actual_tokens = self.slots.len();
-        let table = Dual::from_vec(self.table.clone());
-        let slots = View::from_vec(self.slots.clone());
-        CommonAttentionMetadata::new(Arc::new(inputs), table, self.stride, slots).unwrap()
+        CommonAttentionMetadata::new(
+            Arc::new(inputs),
+            Dual::from_vec(self.table.clone()),
+            self.stride,
+            View::from_vec(self.slots.clone()),
+        )
+        .unwrap()
     }
 }
 
@@ -341,7 +346,7 @@ impl Cache {
             num_blocks: self.num_blocks,
             block_size: l.block_size,
             dtype: l.cache,
-            layout: headway_attention::group::kv::layout::KvCacheLayout::LBHNC,
+            layout: KvCacheLayout::LBHNC,
             shared: false,
         }
     }
@@ -381,7 +386,8 @@ pub fn builder(cx: &CpuExec, l: &Layer, windowed: bool) -> CpuAttnBuilder {
 pub struct Done {
     pub out: Act,
     pub lse: Vec<f32>,
-    pub metadata: CpuAttnMetadata,
+    /// Work items, and splits.
+    pub parts: (usize, usize),
 }
 
 /// Writes the context and the new tokens, and runs the layer, over a cache of `fill` bytes.
@@ -411,5 +417,5 @@ pub fn step(cx: &CpuExec, l: &Layer, w: &World, fill: u8, windowed: bool) -> Don
     let out_view = out.view_mut(&[n, l.heads, l.size_v]);
     kernel.forward_with_lse(cx, &x, &mut cache.view(l), &metadata, out_view, Some(&mut lse)).unwrap();
     assert!(cache.gaps_intact(fill), "bytes outside the pages were written");
-    Done { out, lse, metadata }
+    Done { out, lse, parts: (metadata.plan().num_items(), metadata.plan().num_splits()) }
 }

@@ -9,6 +9,7 @@ use crate::{
 use headway_attention::{
     AttentionError, BuilderPlan, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder, Result,
     RuleBook,
+    group::kv::spec::{KvQuantMode, TokensPerState},
 };
 use std::sync::Arc;
 
@@ -54,6 +55,18 @@ fn shape_of(group: &GroupInfo) -> Result<Shape> {
             ));
         }
     };
+    let plain = matches!(attention.quant, KvQuantMode::None | KvQuantMode::Fp8PerTensor)
+        && attention.tokens_per_state == TokensPerState::ONE
+        && attention.num_head_slots.is_none_or(|n| n == attention.num_kv_heads)
+        && attention.state_content_bytes.is_none()
+        && attention.chunk_mask.is_none()
+        && attention.cache_format.is_none();
+    if !plain {
+        return Err(refuse(
+            "a packed, compressed or chunked KV cache",
+            "keys and values of one token each, unquantised or as 8-bit floats with one scale, are",
+        ));
+    }
     Shape::new(
         group.num_heads,
         attention.num_kv_heads,

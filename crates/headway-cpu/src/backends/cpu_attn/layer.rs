@@ -1,6 +1,9 @@
 //! Lifetime: the model, per layer. Class 3 of 3: a layer's numbers, and the calls of the kernels.
 
-use super::{CpuAttnConfig, CpuAttnMetadata, rules::NAME};
+use super::{
+    CpuAttnConfig, CpuAttnMetadata,
+    rules::{LAYOUTS, NAME},
+};
 use crate::{
     CpuExec,
     kernels::attention::{CacheLayout, LayerNumbers, Shape, attend, write_kv},
@@ -51,6 +54,9 @@ impl CpuAttnLayer {
                 supported: self.cache_dtype.name(),
             }
             .into());
+        }
+        if !LAYOUTS.contains(&kv.layout) {
+            return Err(refuse(format!("a KV cache laid out as {}", kv.layout), "LBHNC and BLHNC are"));
         }
         Ok(CacheLayout {
             offset: kv.offset,

@@ -12,6 +12,8 @@ use serde::Deserialize;
 
 /// The name of this backend.
 pub(super) const NAME: &str = "CPU_ATTN";
+/// Layouts whose pages hold one head after another.
+pub(super) const LAYOUTS: [KvCacheLayout; 2] = [KvCacheLayout::LBHNC, KvCacheLayout::BLHNC];
 
 /// Attention on the CPU. See the [folder](super).
 pub enum CpuAttn {}
@@ -41,7 +43,7 @@ impl AttentionBackend for CpuAttn {
             supports_different_v_head_size: true,
             kernel_block_sizes: [16, 32, 64, 128].map(KernelBlockSize::Exact).into(),
             preferred_block_size: Some(16),
-            kv_cache_layouts: vec![KvCacheLayout::LBHNC],
+            kv_cache_layouts: LAYOUTS.to_vec(),
             supports_sliding_window: true,
             supports_sinks: true,
             supports_logit_soft_cap: true,

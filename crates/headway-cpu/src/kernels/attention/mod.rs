@@ -28,6 +28,7 @@ mod lanes;
 mod level;
 mod math;
 mod merge;
+#[expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 mod micro;
 mod plan;
 mod shape;
@@ -278,7 +279,7 @@ pub fn attend(
         alibi_slopes: layer.alibi_slopes,
         sinks: layer.sinks,
         slots: slots.as_bytes_mut().as_mut_ptr().cast(),
-        arrivals: arrivals,
+        arrivals,
     };
     pool.run(batch.plan.num_items(), &|task, worker| {
         let scratch = workers.get(worker).and_then(|w| w.lock().ok());

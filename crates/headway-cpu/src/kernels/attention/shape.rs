@@ -143,13 +143,4 @@ pub(super) struct ScratchLayout {
     pub(super) floats: usize,
 }
 
-impl ScratchLayout {
-    /// Ranges that nobody writes, in float32.
-    #[cfg(test)]
-    pub(super) fn guards(&self) -> [std::ops::Range<usize>; 8] {
-        [self.acc, self.total, self.scores, self.keys, self.values, self.row_state, self.bounds, self.floats]
-            .map(|next| next - GUARD..next)
-    }
-}
-
 const _: () = assert!(CHUNK.is_multiple_of(TILE) && MAX_BLOCK_ROWS <= 24);

@@ -99,6 +99,5 @@ impl Lanes for Avx2 {
         fn sum(self) -> f32 { fold!(self.0, _mm_add_ps) }
         fn largest(self) -> f32 { fold!(self.0, _mm_max_ps) }
         fn first(self) -> f32 { _mm256_cvtss_f32(self.0) }
-        fn prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
 }

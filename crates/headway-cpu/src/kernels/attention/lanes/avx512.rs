@@ -87,6 +87,5 @@ impl Lanes for Avx512 {
         fn sum(self) -> f32 { _mm512_reduce_add_ps(self.0) }
         fn largest(self) -> f32 { _mm512_reduce_max_ps(self.0) }
         fn first(self) -> f32 { _mm512_cvtss_f32(self.0) }
-        fn prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
 }

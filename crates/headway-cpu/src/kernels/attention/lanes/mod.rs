@@ -19,7 +19,6 @@ pub(super) use avx512::Avx512;
 pub(super) use portable::Portable;
 
 /// Lanes of float32 in one register (or an array).
-#[expect(clippy::missing_safety_doc, reason = "one condition for all, stated at the module")]
 pub(super) trait Lanes: Copy {
     /// Number of lanes: 8 or 16.
     const N: usize;
@@ -70,8 +69,6 @@ pub(super) trait Lanes: Copy {
     unsafe fn largest(self) -> f32;
     /// Lane 0.
     unsafe fn first(self) -> f32;
-    /// Asks for the cache line at `p`, which need not be readable.
-    unsafe fn prefetch(p: *const u8);
 }
 
 /// Methods of a [`Lanes`] type, each one expression that needs the instruction set.

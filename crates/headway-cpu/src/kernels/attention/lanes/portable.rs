@@ -59,12 +59,12 @@ impl Lanes for Portable {
 
     lane_ops! {
         fn load(p: *const u8) -> Self { Self(p.cast::<[f32; 8]>().read_unaligned()) }
-        fn load_f16(p: *const u8) -> Self { map(p.cast::<[u16; 8]>().read_unaligned(), |x| f16_to_f32(x)) }
+        fn load_f16(p: *const u8) -> Self { map(p.cast::<[u16; 8]>().read_unaligned(), f16_to_f32) }
         fn load_bf16(p: *const u8) -> Self {
             map(p.cast::<[u16; 8]>().read_unaligned(), |x| f32::from_bits(u32::from(x) << 16))
         }
-        fn load_e4m3(p: *const u8) -> Self { map(p.cast::<[u8; 8]>().read(), |x| e4m3_to_f32(x)) }
-        fn load_e5m2(p: *const u8) -> Self { map(p.cast::<[u8; 8]>().read(), |x| e5m2_to_f32(x)) }
+        fn load_e4m3(p: *const u8) -> Self { map(p.cast::<[u8; 8]>().read(), e4m3_to_f32) }
+        fn load_e5m2(p: *const u8) -> Self { map(p.cast::<[u8; 8]>().read(), e5m2_to_f32) }
         fn store(self, p: *mut u8) { p.cast::<[f32; 8]>().write_unaligned(self.0) }
         fn store_f16(self, p: *mut u8) { p.cast::<[f16; 8]>().write_unaligned(self.0.map(f16::from_f32)) }
         fn store_bf16(self, p: *mut u8) { p.cast::<[bf16; 8]>().write_unaligned(self.0.map(bf16::from_f32)) }
@@ -127,6 +127,4 @@ impl Lanes for Portable {
     unsafe fn first(self) -> f32 {
         self.0[0]
     }
-    #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
 }

@@ -16,13 +16,17 @@ macro_rules! on_every_level {
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx2 => {
                         #[target_feature(enable = "avx2,fma,f16c")]
-                        fn at() { unsafe { $f::<Avx2>($($a),*) } }
+                        fn at() {
+// SAFETY: compiled for the level.
+unsafe { $f::<Avx2>($($a),*) } }
                         at()
                     }
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx512 => {
                         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-                        fn at() { unsafe { $f::<Avx512>($($a),*) } }
+                        fn at() {
+// SAFETY: compiled for the level.
+unsafe { $f::<Avx512>($($a),*) } }
                         at()
                     }
                     _ => {}
@@ -66,7 +70,9 @@ unsafe fn exp_errors<L: Lanes>() {
     let y = through!(L, math::exp, edge);
     assert_eq!(y[..5], [1.0, 1.0, 0.0, 0.0, 0.0]);
     assert!(y[5].is_nan() && y[6] == 1.0 && y[7] == 0.0);
-    assert_eq!(unsafe { math::exp1::<L>(-1.5) }, unsafe { math::exp(L::splat(-1.5)).first() });
+    // SAFETY: on a level that `on_every_level` entered.
+    let (one, first) = unsafe { (math::exp1::<L>(-1.5), math::exp(L::splat(-1.5)).first()) };
+    assert_eq!(one, first);
 }
 
 #[inline(always)]
@@ -99,18 +105,23 @@ unsafe fn conversions<L: Lanes>() {
     let n = L::N;
     let halves: Vec<u16> = (0..=u16::MAX).collect();
     for h in halves.chunks_exact(n) {
+        // SAFETY: on a level that `on_every_level` entered; whole vectors.
         unsafe { L::load_f16(h.as_ptr().cast()).store(got.as_mut_ptr().cast()) };
         assert!(h.iter().zip(got).all(|(h, g)| same(f16::from_bits(*h).to_f32(), g)));
         let mut back = [0u16; 16];
+        // SAFETY: on a level that `on_every_level` entered; whole vectors.
         unsafe { L::load(got.as_ptr().cast()).store_f16(back.as_mut_ptr().cast()) };
         assert!(h.iter().zip(back).all(|(h, b)| *h == b || f16::from_bits(*h).is_nan()));
+        // SAFETY: on a level that `on_every_level` entered; whole vectors.
         unsafe { L::load_bf16(h.as_ptr().cast()).store(got.as_mut_ptr().cast()) };
         assert!(h.iter().zip(got).all(|(h, g)| same(bf16::from_bits(*h).to_f32(), g)));
     }
     let bytes: Vec<u8> = (0..=255).collect();
     for b in bytes.chunks_exact(n) {
+        // SAFETY: on a level that `on_every_level` entered; whole vectors.
         unsafe { L::load_e4m3(b.as_ptr()).store(got.as_mut_ptr().cast()) };
         assert!(b.iter().zip(got).all(|(b, g)| same(e4m3_to_f32(*b), g)), "{b:?} {got:?}");
+        // SAFETY: on a level that `on_every_level` entered; whole vectors.
         unsafe { L::load_e5m2(b.as_ptr()).store(got.as_mut_ptr().cast()) };
         assert!(b.iter().zip(got).all(|(b, g)| same(e5m2_to_f32(*b), g)), "{b:?} {got:?}");
     }
@@ -121,6 +132,7 @@ unsafe fn rounding<L: Lanes>() {
     let xs: Vec<f32> = (0..1 << 18).map(|i| f32::from_bits((i as u32).wrapping_mul(0x9e37_79b9))).collect();
     for x in xs.chunks_exact(L::N) {
         let (mut h, mut b) = ([0u16; 16], [0u16; 16]);
+        // SAFETY: on a level that `on_every_level` entered; whole vectors.
         unsafe {
             L::load(x.as_ptr().cast()).store_f16(h.as_mut_ptr().cast());
             L::load(x.as_ptr().cast()).store_bf16(b.as_mut_ptr().cast());
@@ -140,6 +152,7 @@ fn conversions_are_exact_and_round_to_even() {
 
 #[inline(always)]
 unsafe fn basics<L: Lanes>() {
+    // SAFETY: on a level that `on_every_level` entered; whole vectors.
     unsafe {
         let (i, two) = (L::iota(), L::splat(2.0));
         let n = L::N as f32;

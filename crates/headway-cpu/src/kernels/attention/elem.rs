@@ -9,6 +9,9 @@ pub(super) trait Elem: Copy {
     const SIZE: usize;
     /// Whether this is float32: then a copy in float32 is no gain.
     const IS_F32: bool = false;
+    /// Most rows for which elements are converted in registers as they are read, each time they are
+    /// read; with more rows, and for types whose conversion costs more, a tile is converted once.
+    const DIRECT_ROWS: usize;
     /// Reads `L::N` elements.
     ///
     /// # Safety
@@ -17,13 +20,14 @@ pub(super) trait Elem: Copy {
 }
 
 macro_rules! elems {
-    ($($(#[$doc:meta])* $name:ident, $size:literal, $f32:literal, $load:ident;)*) => { $(
+    ($($(#[$doc:meta])* $name:ident, $size:literal, $f32:literal, $direct:literal, $load:ident;)*) => { $(
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(super) struct $name;
         impl Elem for $name {
             const SIZE: usize = $size;
             const IS_F32: bool = $f32;
+            const DIRECT_ROWS: usize = $direct;
             #[inline(always)]
             unsafe fn load<L: Lanes>(p: *const u8) -> L {
                 // SAFETY: as the trait demands.
@@ -34,15 +38,15 @@ macro_rules! elems {
 }
 elems! {
     /// float32.
-    F32, 4, true, load;
+    F32, 4, true, 8, load;
     /// binary16.
-    F16, 2, false, load_f16;
+    F16, 2, false, 8, load_f16;
     /// bfloat16.
-    Bf16, 2, false, load_bf16;
+    Bf16, 2, false, 8, load_bf16;
     /// 8-bit float, 4 exponent bits.
-    E4m3, 1, false, load_e4m3;
+    E4m3, 1, false, 0, load_e4m3;
     /// 8-bit float, 5 exponent bits.
-    E5m2, 1, false, load_e5m2;
+    E5m2, 1, false, 0, load_e5m2;
 }
 
 /// Loads from one of the activation dtypes (float32, binary16, bfloat16).

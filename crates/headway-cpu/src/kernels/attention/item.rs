@@ -14,12 +14,8 @@ use super::{
     merge,
     micro::{GROUP, GROUPS, TILE, Values},
     plan::CHUNK,
-    tile::{self, Block, Keys},
+    tile::{self, Block, Blocks, Keys},
 };
-
-/// Few enough rows to convert keys and values in registers as they are read; with more, a tile is
-/// converted to float32 once.
-const DIRECT_ROWS: usize = 8;
 
 /// A worker's arrays, and the rows of this pass.
 pub(super) struct Pass<'a> {
@@ -160,7 +156,7 @@ impl Pass<'_> {
                 let (from, to) = (begin.max(at), end.min(at + TILE));
                 let (keys, values) = self.locate::<E>(at, from, to);
                 let block = Block { at, from, to };
-                if self.rows <= DIRECT_ROWS {
+                if Blocks::<A, E>::DIRECT && self.rows <= E::DIRECT_ROWS {
                     let keys = Keys { groups: keys };
                     let values = Values { groups: values, stride: self.job.shape.head_size_v * E::SIZE };
                     tile::direct::<A, E>(self, &block, &keys, &values);

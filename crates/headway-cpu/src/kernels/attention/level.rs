@@ -21,6 +21,8 @@ use headway_tensor::DType;
 pub(super) trait Level: Copy {
     /// Lanes in a vector.
     const N: usize;
+    /// Most rows of a block: as many as the registers hold sums for. 2 or 6.
+    const ROWS: usize;
     /// [`micro::scores`].
     unsafe fn scores<E: Elem, const M: usize, const G: usize>(
         q: *const f32,
@@ -36,14 +38,8 @@ pub(super) trait Level: Copy {
         acc: *mut f32,
         stride: usize,
     );
-    /// [`micro::weigh`] over eight columns.
-    unsafe fn weigh_narrow<E: Elem, const M: usize>(
-        p: *const f32,
-        v: &Values,
-        tokens: (usize, usize),
-        acc: *mut f32,
-        stride: usize,
-    );
+    /// [`micro::weigh`] of one row over eight columns.
+    unsafe fn weigh_narrow<E: Elem>(p: *const f32, v: &Values, tokens: (usize, usize), acc: *mut f32);
     /// [`soften::soften`].
     unsafe fn soften(s: &Scores, state: *mut f32, acc: *mut f32, width: usize);
     /// [`merge::merge`].
@@ -61,7 +57,7 @@ pub(super) trait Level: Copy {
 }
 
 macro_rules! level {
-    ($(#[$doc:meta])* $name:ident, $lanes:ty, [$(#[$feature:meta])*]) => {
+    ($(#[$doc:meta])* $name:ident, $lanes:ty, $rows:literal, [$(#[$feature:meta])*]) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(super) struct $name;
@@ -70,6 +66,7 @@ macro_rules! level {
         // has; the rest is what the caller promised of the function that is compiled.
         impl Level for $name {
             const N: usize = <$lanes>::N;
+            const ROWS: usize = $rows;
             $(#[$feature])*
             unsafe fn scores<E: Elem, const M: usize, const G: usize>(
                 q: *const f32,
@@ -92,15 +89,9 @@ macro_rules! level {
                 unsafe { micro::weigh::<$lanes, E, M, V>(p, v, tokens, acc, stride) }
             }
             $(#[$feature])*
-            unsafe fn weigh_narrow<E: Elem, const M: usize>(
-                p: *const f32,
-                v: &Values,
-                tokens: (usize, usize),
-                acc: *mut f32,
-                stride: usize,
-            ) {
+            unsafe fn weigh_narrow<E: Elem>(p: *const f32, v: &Values, tokens: (usize, usize), acc: *mut f32) {
                 // SAFETY: see above.
-                unsafe { micro::weigh::<<$lanes as Lanes>::Narrow, E, M, 1>(p, v, tokens, acc, stride) }
+                unsafe { micro::weigh::<<$lanes as Lanes>::Narrow, E, 1, 1>(p, v, tokens, acc, 0) }
             }
             $(#[$feature])*
             unsafe fn soften(s: &Scores, state: *mut f32, acc: *mut f32, width: usize) {
@@ -142,15 +133,15 @@ macro_rules! level {
 }
 level!(
     /// Plain Rust.
-    PortableLevel, Portable, []
+    PortableLevel, Portable, 2, []
 );
 #[cfg(target_arch = "x86_64")]
 level!(
     /// AVX2 with FMA and F16C.
-    Avx2Level, Avx2, [#[target_feature(enable = "avx2,fma,f16c")]]
+    Avx2Level, Avx2, 6, [#[target_feature(enable = "avx2,fma,f16c")]]
 );
 #[cfg(target_arch = "x86_64")]
 level!(
     /// AVX-512 F, BW, DQ and VL.
-    Avx512Level, Avx512, [#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]]
+    Avx512Level, Avx512, 6, [#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]]
 );

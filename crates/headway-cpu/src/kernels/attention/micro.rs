@@ -12,8 +12,6 @@ pub const GROUP: usize = 16;
 pub(super) const GROUPS: usize = 4;
 /// Tokens in a tile: the step of the online softmax, aligned to absolute positions.
 pub(super) const TILE: usize = GROUP * GROUPS;
-/// Most rows that one call blocks in registers.
-pub(super) const MAX_BLOCK_ROWS: usize = 6;
 
 /// Scores of `M` rows over `G` groups of keys: `s[m][g][t] = Σ_d q[m][d] · k[g][d][t]`.
 ///

@@ -19,6 +19,7 @@
 //! A row's bits depend on its query, its keys and values, the layer and the instruction set alone: see
 //! `plan` and `micro`. So batch invariance costs nothing and is always on.
 
+pub mod ceiling;
 mod convert;
 mod elem;
 mod entry;
@@ -375,3 +376,6 @@ fn check_rows(what: &str, found: &[usize], heads: usize, size: usize, rows: usiz
         .into()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,8 +15,8 @@ use super::shape::Shape;
 pub const CHUNK: usize = 256;
 /// Items a thread should find, so that the last to finish is not far behind.
 const ITEMS_PER_THREAD: u64 = 4;
-/// No item is cut below this cost (rows x keys): a few microseconds.
-const LEAST_COST: u64 = 4096;
+/// No item is cut below this cost (rows x keys): some microseconds.
+const LEAST_COST: u64 = 1024;
 
 /// One request of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +117,11 @@ impl Plan {
     /// Number of (rows, head) pairs whose keys are split over several items.
     pub fn num_splits(&self) -> usize {
         self.splits.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacities(&self) -> [usize; 3] {
+        [self.requests.capacity(), self.items.capacity(), self.splits.capacity()]
     }
 
     pub(super) fn items(&self) -> &[Item] {

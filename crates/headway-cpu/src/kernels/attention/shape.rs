@@ -1,10 +1,7 @@
 //! What a plan and its buffers are sized by: heads, head sizes, and the room for split results. One
 //! formula for what is allocated and what is used.
 
-use super::{
-    micro::{MAX_BLOCK_ROWS, TILE},
-    plan::CHUNK,
-};
+use super::{micro::TILE, plan::CHUNK};
 
 /// Most bytes of partial results that a group keeps; beyond that fewer rows are split.
 const MOST_SLOT_BYTES: usize = 32 << 20;
@@ -143,4 +140,21 @@ pub(super) struct ScratchLayout {
     pub(super) floats: usize,
 }
 
-const _: () = assert!(CHUNK.is_multiple_of(TILE) && MAX_BLOCK_ROWS <= 24);
+#[cfg(test)]
+impl ScratchLayout {
+    /// Each array's name and where its guard ends, in float32.
+    pub(super) fn ends(&self) -> [(&'static str, usize); 8] {
+        [
+            ("q", self.acc),
+            ("acc", self.total),
+            ("total", self.scores),
+            ("scores", self.keys),
+            ("keys", self.values),
+            ("values", self.row_state),
+            ("row_state", self.bounds),
+            ("bounds", self.floats),
+        ]
+    }
+}
+
+const _: () = assert!(CHUNK.is_multiple_of(TILE));

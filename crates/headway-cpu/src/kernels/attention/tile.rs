@@ -4,10 +4,10 @@ use super::{
     elem::{Elem, F32},
     item::Pass,
     level::Level,
-    micro::{GROUP, GROUPS, MAX_BLOCK_ROWS, TILE, Values},
+    micro::{GROUP, GROUPS, TILE, Values},
     soften::Scores,
 };
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 /// The keys of a tile that any row sees: positions `from..to` of the tile that begins at `at`.
 pub(super) struct Block {
@@ -28,24 +28,46 @@ pub(super) struct Keys {
     pub(super) groups: [*const u8; GROUPS],
 }
 
-/// Calls a method of `$a` with the number of rows as a constant.
-macro_rules! with_rows {
-    ($m:expr, $a:ident::$f:ident::<$e:ty, _ $(, $n:literal)?>($($x:expr),*)) => {
-        match $m {
-            1 => $a::$f::<$e, 1 $(, $n)?>($($x),*),
-            2 => $a::$f::<$e, 2 $(, $n)?>($($x),*),
-            3 => $a::$f::<$e, 3 $(, $n)?>($($x),*),
-            4 => $a::$f::<$e, 4 $(, $n)?>($($x),*),
-            5 => $a::$f::<$e, 5 $(, $n)?>($($x),*),
-            _ => $a::$f::<$e, 6 $(, $n)?>($($x),*),
-        }
-    };
+/// How rows are blocked at a level, for an element type. As constants, so that code for blocks that
+/// never come is not compiled.
+pub(super) struct Blocks<A, E>(PhantomData<(A, E)>);
+
+impl<A: Level, E: Elem> Blocks<A, E> {
+    /// Whether this type is ever read directly.
+    pub(super) const DIRECT: bool = E::DIRECT_ROWS > 0;
+    /// Most rows of a block. Four are enough where conversion needs registers too.
+    const MOST: usize = if E::IS_F32 || A::ROWS < 4 { A::ROWS } else { 4 };
+    const UP_TO_4: bool = Self::MOST >= 4;
+    const UP_TO_6: bool = Self::MOST >= 6;
+
+    /// Rows in equal blocks: `(first, count)` of each.
+    fn of(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        let step = rows.div_ceil(rows.div_ceil(Self::MOST).max(1)).max(1);
+        (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
+    }
 }
 
-/// Rows in equal blocks of at most six: `(first, count)` of each.
-fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    let step = rows.div_ceil(rows.div_ceil(MAX_BLOCK_ROWS).max(1)).max(1);
-    (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
+/// Calls a method of `$a` with the number of rows as a constant.
+macro_rules! with_rows {
+    ($m:expr, $a:ident::$f:ident::<$e:ty, _, $n:literal>($($x:expr),*)) => {
+        if $m == 1 {
+            $a::$f::<$e, 1, $n>($($x),*)
+        } else if $m == 2 {
+            $a::$f::<$e, 2, $n>($($x),*)
+        } else if Blocks::<$a, $e>::UP_TO_4 {
+            if $m == 3 {
+                $a::$f::<$e, 3, $n>($($x),*)
+            } else if $m == 4 {
+                $a::$f::<$e, 4, $n>($($x),*)
+            } else if Blocks::<$a, $e>::UP_TO_6 {
+                if $m == 5 {
+                    $a::$f::<$e, 5, $n>($($x),*)
+                } else {
+                    $a::$f::<$e, 6, $n>($($x),*)
+                }
+            }
+        }
+    };
 }
 
 /// Few rows: keys and values are read in the cache's type, each by every block of rows.
@@ -55,13 +77,13 @@ fn blocks(rows: usize) -> impl Iterator<Item = (usize, usize)> {
 pub(super) unsafe fn direct<A: Level, E: Elem>(p: &Pass<'_>, b: &Block, keys: &Keys, values: &Values) {
     // SAFETY: as the caller has promised.
     unsafe {
-        for (first, rows) in blocks(p.rows) {
+        for (first, rows) in Blocks::<A, E>::of(p.rows) {
             block_scores::<A, E>(p, first, rows, b.groups(), keys);
         }
         for row in 0..p.rows {
             soften_row::<A>(p, b, row);
         }
-        for (first, rows) in blocks(p.rows) {
+        for (first, rows) in Blocks::<A, E>::of(p.rows) {
             for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
                 weigh_all::<A, E>(p, first, rows, values, tokens);
             });
@@ -77,7 +99,7 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
     // SAFETY: as the caller has promised.
     unsafe {
         for g in b.groups() {
-            for (first, rows) in blocks(p.rows) {
+            for (first, rows) in Blocks::<A, F32>::of(p.rows) {
                 if sees_any(p, first, rows, b.at + g * GROUP) {
                     block_scores::<A, F32>(p, first, rows, g..g + 1, keys);
                 }
@@ -90,7 +112,7 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
             let panel = values.add(c * TILE);
             let groups = std::array::from_fn(|g| panel.wrapping_add(g * GROUP * 16).cast());
             let panel = Values { groups, stride: 64 };
-            for (first, rows) in blocks(p.rows) {
+            for (first, rows) in Blocks::<A, F32>::of(p.rows) {
                 for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
                     weigh_panel::<A>(p, first, rows, &panel, c, tokens);
                 });
@@ -113,7 +135,7 @@ unsafe fn sees_any(p: &Pass<'_>, first: usize, rows: usize, at: usize) -> bool {
 /// Scores of a block of rows over some groups.
 ///
 /// # Safety
-/// As [`direct`]; at most six rows.
+/// As [`direct`]; one block.
 unsafe fn block_scores<A: Level, E: Elem>(
     p: &Pass<'_>,
     first: usize,
@@ -128,17 +150,19 @@ unsafe fn block_scores<A: Level, E: Elem>(
     let mut g = groups.start;
     // SAFETY: the rows and groups are those of the pass and the tile.
     unsafe {
-        if rows == 1 && groups.len() == GROUPS {
-            return A::scores::<E, 1, GROUPS>(q, k, size, s);
-        }
-        while rows <= 3 && g + 2 <= groups.end {
-            let (k, s) = (k.add(g), s.add(g * GROUP));
-            match rows {
-                1 => A::scores::<E, 1, 2>(q, k, size, s),
-                2 => A::scores::<E, 2, 2>(q, k, size, s),
-                _ => A::scores::<E, 3, 2>(q, k, size, s),
+        if Blocks::<A, E>::UP_TO_4 {
+            if rows == 1 && groups.len() == GROUPS {
+                return A::scores::<E, 1, GROUPS>(q, k, size, s);
             }
-            g += 2;
+            while rows <= 3 && g + 2 <= groups.end {
+                let (k, s) = (k.add(g), s.add(g * GROUP));
+                match rows {
+                    1 => A::scores::<E, 1, 2>(q, k, size, s),
+                    2 => A::scores::<E, 2, 2>(q, k, size, s),
+                    _ => A::scores::<E, 3, 2>(q, k, size, s),
+                }
+                g += 2;
+            }
         }
         while g < groups.end {
             let (k, s) = (k.add(g), s.add(g * GROUP));
@@ -230,7 +254,7 @@ unsafe fn for_common_and_ragged(
 /// One panel of 16 columns from column `c` on, for a block of rows that all see `tokens`.
 ///
 /// # Safety
-/// As [`converted`]; at most six rows.
+/// As [`converted`]; one block.
 unsafe fn weigh_panel<A: Level>(
     p: &Pass<'_>,
     first: usize,
@@ -245,7 +269,9 @@ unsafe fn weigh_panel<A: Level>(
     // SAFETY: as the caller has promised; a last panel of 8 columns takes narrow lanes.
     unsafe {
         if c + 16 > width {
-            with_rows!(rows, A::weigh_narrow::<F32, _>(w, panel, tokens, acc, width));
+            for row in 0..rows {
+                A::weigh_narrow::<F32>(w.add(row * TILE), panel, tokens, acc.add(row * width));
+            }
         } else if A::N == 16 {
             with_rows!(rows, A::weigh::<F32, _, 1>(w, panel, tokens, acc, width));
         } else {
@@ -257,7 +283,7 @@ unsafe fn weigh_panel<A: Level>(
 /// All columns for a block of rows that all see `tokens`: wide blocks of columns for few rows.
 ///
 /// # Safety
-/// As [`direct`]; at most six rows.
+/// As [`direct`]; one block.
 unsafe fn weigh_all<A: Level, E: Elem>(
     p: &Pass<'_>,
     first: usize,
@@ -272,11 +298,11 @@ unsafe fn weigh_all<A: Level, E: Elem>(
     let mut c = 0;
     // SAFETY: as the caller has promised; columns up to `width`.
     unsafe {
-        while rows == 1 && c + 8 * A::N <= width {
+        while Blocks::<A, E>::UP_TO_4 && rows == 1 && c + 8 * A::N <= width {
             A::weigh::<E, 1, 8>(w, &columns(c), tokens, acc.add(c), width);
             c += 8 * A::N;
         }
-        while rows <= 3 && c + 4 * A::N <= width {
+        while Blocks::<A, E>::UP_TO_4 && rows <= 3 && c + 4 * A::N <= width {
             let (v, acc) = (columns(c), acc.add(c));
             match rows {
                 1 => A::weigh::<E, 1, 4>(w, &v, tokens, acc, width),
@@ -290,7 +316,9 @@ unsafe fn weigh_all<A: Level, E: Elem>(
             c += 2 * A::N;
         }
         while c + 8 <= width {
-            with_rows!(rows, A::weigh_narrow::<E, _>(w, &columns(c), tokens, acc.add(c), width));
+            for row in 0..rows {
+                A::weigh_narrow::<E>(w.add(row * TILE), &columns(c), tokens, acc.add(row * width + c));
+            }
             c += 8;
         }
     }

@@ -116,7 +116,7 @@ fn config(
     name: &dyn Fn(&AttnLayer) -> String,
 ) -> Outcome {
     let per_block = bytes_per_block(groups);
-    let blocks = if per_block == 0 { 1 } else { num(&i["available_memory"]) / per_block };
+    let blocks = num(&i["available_memory"]).checked_div(per_block).unwrap_or(1);
     let ours = place(groups, layout, blocks);
     let Ok(tensors) = &ours else { return same_failure(&ours, &e["error"]) };
     if !e["error"].is_null() {

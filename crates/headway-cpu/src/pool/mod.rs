@@ -267,7 +267,8 @@ impl Shared {
     fn sleep(&self, asleep: &AtomicBool, done: u64) {
         asleep.store(true, SeqCst);
         let state = self.state.load(SeqCst);
-        if !(state & OPEN != 0 && state / NEXT_REGION != done) && !self.stop.load(SeqCst) {
+        let opened = state & OPEN != 0 && state / NEXT_REGION != done;
+        if !opened && !self.stop.load(SeqCst) {
             thread::park();
         }
         asleep.store(false, SeqCst);

@@ -10,6 +10,9 @@ use std::ops::Range;
 /// Elements under which a second thread costs more than it saves.
 const INLINE_BELOW: usize = 16 * 1024;
 
+/// What is done to a pair of rows: index, row of the first, row of the second.
+type PairFn<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 /// `[rows, width]` or `[tokens, heads, width]` over a slice; rows are numbered heads first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rows {
@@ -94,7 +97,7 @@ impl Rows {
         a: &mut [f32],
         other: &Rows,
         b: &mut [f32],
-        f: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+        f: &PairFn<'_>,
     ) {
         let (a, b) = (SharedMut::new(a), SharedMut::new(b));
         let (step, tasks) = self.split(pool);

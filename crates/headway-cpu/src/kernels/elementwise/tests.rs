@@ -104,8 +104,8 @@ fn soft_caps_hold_for_large_scores() {
 fn rotations_pair_what_their_names_say() {
     let table: Vec<[f32; 2]> = (0..20).map(|i| [(i as f32).cos(), (i as f32).sin()]).collect();
     let x = values(48, 7, 1.0);
-    let (halves, pairs): (fn(Isa, &mut [f32], &[[f32; 2]]), fn(Isa, &mut [f32], &[[f32; 2]])) =
-        (rope_halves, rope_interleaved);
+    type Rotate = fn(Isa, &mut [f32], &[[f32; 2]]);
+    let (halves, pairs): (Rotate, Rotate) = (rope_halves, rope_interleaved);
     for (f, index) in
         [(halves, (|i| (i, i + 20)) as fn(usize) -> (usize, usize)), (pairs, |i| (2 * i, 2 * i + 1))]
     {

@@ -80,10 +80,10 @@ impl CpuLinear {
     /// Output column `row` as float32: for embeddings. `out` has `in_features` elements.
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         let part = self.parts.iter().rev().find(|p| p.first <= row);
-        if let Some(part) = part {
-            if let Err(e) = part.weight.dequantize_row(row - part.first, out) {
-                unreachable!("row and width were checked: {e}");
-            }
+        if let Some(part) = part
+            && let Err(e) = part.weight.dequantize_row(row - part.first, out)
+        {
+            unreachable!("row and width were checked: {e}");
         }
     }
 

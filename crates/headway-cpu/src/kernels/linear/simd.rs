@@ -74,11 +74,7 @@ impl Simd for Plain {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        let mut r = c.0;
-        for i in 0..8 {
-            r[i] += self.0[i] * b.0[i];
-        }
-        Self(r)
+        Self(std::array::from_fn(|i| c.0[i] + self.0[i] * b.0[i]))
     }
 
     #[inline(always)]

@@ -186,7 +186,7 @@ fn extreme_quants_do_not_saturate() {
                 |i| if i % 2 == 0 { 127.0 } else { -127.0 },
                 |i| ((i * 7) % 255) as f32 - 127.0,
             ];
-            let mut x: Vec<f32> = signs.iter().flat_map(|s| (0..k).map(move |i| s(i))).collect();
+            let mut x: Vec<f32> = signs.iter().flat_map(|s| (0..k).map(s)).collect();
             x.chunks_exact_mut(16).for_each(|b| b[0] = 127.0);
             for &isa in Isa::available() {
                 for (m, first) in [(m, 0), (1, 0), (1, 1), (1, 2), (1, 3)] {

@@ -20,6 +20,8 @@ mod kernel_blocks;
 mod layout;
 #[path = "conformance/read.rs"]
 mod read;
+#[path = "conformance/runner.rs"]
+mod runner;
 
 use read::Table;
 use serde_json::Value;
@@ -48,6 +50,7 @@ const TABLES: &[(&str, Case)] = &[
     ("layouts", layout::layouts),
     ("kernel_blocks", kernel_blocks::kernel_blocks),
     ("grouping", grouping::grouping),
+    ("runner_build", runner::runner_build),
 ];
 
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! Lifetime: process. Class 1 of 3: the backend names its builder and its impl, and answers what it
 //! supports. It has no state; the type is usually an empty enum.
 
-use crate::{EraseAs, ImplKind, LayerImpl, LayerNeed, MetadataBuilder, Refusal, RuleBook};
+use crate::{EraseAs, ImplKind, KvCacheSpec, LayerImpl, LayerNeed, MetadataBuilder, Refusal, RuleBook};
 use headway_tensor::Exec;
 use serde::de::DeserializeOwned;
 use std::borrow::Borrow;
@@ -104,6 +104,12 @@ pub trait AttentionBackend: 'static {
 
     /// The rule book, as data.
     fn rules() -> RuleBook;
+
+    /// What the backend makes of a layer's cache: other head slots, a packed content, an alignment. The
+    /// default keeps it.
+    fn customize_spec(spec: KvCacheSpec) -> KvCacheSpec {
+        spec
+    }
 
     /// Refuses a combination that no field of the rule book can say. Its reason comes last.
     fn combination(need: &LayerNeed) -> Option<Refusal> {

@@ -6,9 +6,9 @@
 
 use crate::{
     AttentionBackend, AttentionError, AttentionImpl, BuilderPlan, CommonAttentionMetadata, GroupInfo,
-    ImplKind, KindTag, KvMut, LayerArgs, LayerImpl, LayerKernel, LayerNeed, MetadataBuilder, Mla, MlaArgs,
-    MlaImpl, PickArgs, Qkv, Refusal, Result, RuleBook, Standard, StateSpace, StateSpaceArgs, StateSpaceImpl,
-    StepEntry,
+    ImplKind, KindTag, KvCacheSpec, KvMut, LayerArgs, LayerImpl, LayerKernel, LayerNeed, MetadataBuilder,
+    Mla, MlaArgs, MlaImpl, PickArgs, Qkv, Refusal, Result, RuleBook, Standard, StateSpace, StateSpaceArgs,
+    StateSpaceImpl, StepEntry,
     layer::{
         attention::{AttentionArgs, DynAttention},
         mla::DynMla,
@@ -212,6 +212,8 @@ pub trait DynBackend: Send + Sync {
     fn rules(&self) -> &RuleBook;
     /// [`AttentionBackend::combination`].
     fn combination(&self, need: &LayerNeed) -> Option<Refusal>;
+    /// [`AttentionBackend::customize_spec`].
+    fn customize_spec(&self, spec: KvCacheSpec) -> KvCacheSpec;
     /// Parses the backend's configuration table; `None` is the default.
     ///
     /// # Errors
@@ -266,6 +268,10 @@ impl<B: AttentionBackend<Kind: PickArgs>> DynBackend for Erased<B> {
 
     fn combination(&self, need: &LayerNeed) -> Option<Refusal> {
         B::combination(need)
+    }
+
+    fn customize_spec(&self, spec: KvCacheSpec) -> KvCacheSpec {
+        B::customize_spec(spec)
     }
 
     fn parse_config(&self, table: Option<&serde_json::Value>) -> Result<ErasedConfig> {

@@ -210,16 +210,13 @@ pub fn reorder_batch(
     swaps
 }
 
-/// Order of a batch by what its requests do this step: decodes (as many new tokens as a decode has,
-/// nothing but the last token and drafts) first, then the rest by rising number of new tokens.
-/// `order[i]` is the request now at row i.
+/// Order of a batch by what its requests do this step: those with drafts to verify first, then those
+/// without; inside each, requests of exactly a decode's new tokens first, then by rising number of new
+/// tokens. `order[i]` is the request now at row i.
 pub fn sort_batch(num_tokens: &[usize], num_draft_tokens: &[usize], decode_query_len: usize) -> Vec<usize> {
-    let decodes = |i: usize| {
-        let drafts = num_draft_tokens.get(i).copied().unwrap_or(0);
-        num_tokens[i] == drafts + 1 && num_tokens[i] <= decode_query_len
-    };
+    let drafts = |i: usize| num_draft_tokens.get(i).is_some_and(|&d| d > 0);
     let mut order: Vec<usize> = (0..num_tokens.len()).collect();
-    order.sort_by_key(|&i| (!decodes(i), num_tokens[i]));
+    order.sort_by_key(|&i| (!drafts(i), num_tokens[i] != decode_query_len, num_tokens[i]));
     order
 }
 

@@ -125,11 +125,17 @@ pub fn build_step(
     out: &mut StepMetadata,
 ) -> Result<()> {
     out.entries.clear();
+    let kv_cache_groups: Vec<usize> = groups.iter().map(AttentionGroup::kv_cache_group).collect();
     for group in groups {
         let missing = |what| crate::AttentionError::Inputs(format!("the step lacks {what}"));
         let factor = group.info().blocks_per_manager_block()?;
         let kv_cache_group = group.kv_cache_group();
-        let shares_with = group.shares_with();
+        let masked = group.info().spec.attention().is_some();
+        // Sharing was settled at start-up; a step in which the groups' batches differ builds afresh.
+        let first = group.shares_with().filter(|&g| {
+            let table = kv_cache_groups.get(g).and_then(|&k| commons.get(k));
+            table.zip(commons.get(kv_cache_group)).is_some_and(|(a, b)| a.differs_in_table_alone(b, masked))
+        });
         let common = commons.get(kv_cache_group).ok_or_else(|| missing("a KV cache group's inputs"))?;
         let batch =
             group.micro_batches.get_mut(micro_batch).ok_or_else(|| missing("a micro-batch's builder"))?;
@@ -138,7 +144,7 @@ pub fn build_step(
             None => None,
         };
         let common = rewritten.as_ref().unwrap_or(common);
-        let entry = match shares_with {
+        let entry = match first {
             Some(first) => {
                 group.table_updates += 1;
                 let first = out.entries.get(first).ok_or_else(|| missing("the group to share with"))?;

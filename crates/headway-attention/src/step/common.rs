@@ -19,6 +19,14 @@ pub enum Causal {
 }
 
 impl Causal {
+    /// The answers of some of the requests.
+    pub(super) fn slice(&self, requests: Range<usize>) -> Self {
+        match self {
+            Self::All(c) => Self::All(*c),
+            Self::PerRequest(v) => Self::PerRequest(v.slice(requests)),
+        }
+    }
+
     /// The answer for a request.
     pub fn of(&self, request: usize) -> bool {
         match self {
@@ -119,11 +127,14 @@ impl StepInputs {
         })
     }
 
-    /// `[num_actual_tokens]`, host: the request of each token. Computed once a step.
+    /// `[num_actual_tokens]`, host: the request of each token; 0 for padding. Computed once a step.
     pub fn token_to_req(&self) -> &[i32] {
         self.token_to_req.get_or_init(|| {
             let q = self.query_start_loc.host();
-            q.windows(2).enumerate().flat_map(|(r, w)| (w[0]..w[1]).map(move |_| r as i32)).collect()
+            let of = |(r, w): (usize, &[i32])| (w[0]..w[1]).map(move |_| r as i32);
+            let mut requests: Vec<i32> = q.windows(2).enumerate().flat_map(of).collect();
+            requests.resize(self.num_actual_tokens, 0);
+            requests
         })
     }
 
@@ -171,6 +182,8 @@ pub struct CommonAttentionMetadata {
     pub slot_mapping: View<i64>,
     /// `is_prefilling` of a group whose model decides otherwise.
     pub is_prefilling_override: Option<Vec<bool>>,
+    /// `causal` of a group whose model decides otherwise.
+    pub causal_override: Option<Causal>,
     /// Hints.
     pub hints: BuildHints,
     /// What a model adds for this group alone, by type.
@@ -209,6 +222,7 @@ impl CommonAttentionMetadata {
             block_table_stride,
             slot_mapping,
             is_prefilling_override: None,
+            causal_override: None,
             hints: BuildHints::default(),
             extras: vec![],
         })
@@ -217,6 +231,22 @@ impl CommonAttentionMetadata {
     /// Whether each request still prefills; the group's own answer wins.
     pub fn is_prefilling(&self) -> Option<&[bool]> {
         self.is_prefilling_override.as_deref().or(self.inputs.is_prefilling.as_deref())
+    }
+
+    /// Causal or not; the group's own answer wins.
+    pub fn causal(&self) -> &Causal {
+        self.causal_override.as_ref().unwrap_or(&self.inputs.causal)
+    }
+
+    /// Whether a group's metadata would be this group's but for block table and slots: the same batch, and
+    /// nothing of their own. A state has no mask, so causality counts for `masked` groups alone.
+    pub(crate) fn differs_in_table_alone(&self, other: &Self, masked: bool) -> bool {
+        let plain = |c: &Self| {
+            c.is_prefilling_override.is_none()
+                && (!masked || c.causal_override.is_none())
+                && c.extras.is_empty()
+        };
+        Arc::ptr_eq(&self.inputs, &other.inputs) && plain(self) && plain(other) && self.hints == other.hints
     }
 
     /// What a model added of this type, for the group or for all.

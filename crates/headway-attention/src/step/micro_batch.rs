@@ -1,6 +1,6 @@
 //! Lifetime: one step. Micro-batches: where a batch is cut, and the part of the metadata that each gets.
 
-use super::common::{Causal, CommonAttentionMetadata, StepInputs};
+use super::common::{CommonAttentionMetadata, StepInputs};
 use crate::{AttentionError, Result};
 use headway_tensor::{Exec, Persistent};
 use std::{ops::Range, sync::Arc};
@@ -205,10 +205,7 @@ pub fn slice_inputs(
     let mut out = StepInputs::new(starts, lens, bound)?;
     out.num_actual_tokens = t.len();
     out.max_seq_len = *max_seq_len;
-    out.causal = match causal {
-        Causal::All(c) => Causal::All(*c),
-        Causal::PerRequest(v) => Causal::PerRequest(v.slice(r.clone())),
-    };
+    out.causal = causal.slice(r.clone());
     out.positions = positions.as_ref().map(|p| p.slice(t.clone()));
     out.is_prefilling = is_prefilling.as_ref().map(|p| p[r.clone()].to_vec());
     out.request_index = request_index.as_ref().map(|p| p[r.clone()].to_vec());
@@ -239,6 +236,7 @@ pub fn slice_common(
         block_table_stride,
         slot_mapping,
         is_prefilling_override,
+        causal_override,
         hints,
         extras,
     } = common;
@@ -251,7 +249,8 @@ pub fn slice_common(
     }
     let table = block_table.slice(r.start * s..r.end * s);
     let mut out = CommonAttentionMetadata::new(inputs, table, s, slot_mapping.slice(slice.tokens.clone()))?;
-    out.is_prefilling_override = is_prefilling_override.as_ref().map(|p| p[r].to_vec());
+    out.is_prefilling_override = is_prefilling_override.as_ref().map(|p| p[r.clone()].to_vec());
+    out.causal_override = causal_override.as_ref().map(|c| c.slice(r));
     out.hints = *hints;
     out.extras = extras.clone();
     Ok(out)
@@ -313,10 +312,7 @@ impl StepInputs {
         out.num_actual_tokens = num_tokens;
         out.max_query_len = *max_query_len;
         out.max_seq_len = *max_seq_len;
-        out.causal = match causal {
-            Causal::All(c) => Causal::All(*c),
-            Causal::PerRequest(v) => Causal::PerRequest(v.slice(r.clone())),
-        };
+        out.causal = causal.slice(r.clone());
         out.positions = positions.as_ref().map(|p| p.slice(t));
         out.is_prefilling = is_prefilling.as_ref().map(|p| p[r.clone()].to_vec());
         out.request_index = request_index.as_ref().map(|p| p[r.clone()].to_vec());

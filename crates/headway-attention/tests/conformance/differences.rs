@@ -10,6 +10,8 @@ pub enum Why {
     WindowsMayDiffer,
     /// A rule book without kernel block sizes.
     AnyBlockSize,
+    /// Groups of attention layers share metadata too.
+    AllKindsShare,
 }
 
 impl Why {
@@ -23,6 +25,10 @@ impl Why {
             Self::WindowsMayDiffer => {
                 "layers that keep all their tokens can share a block table however far back they look; the reference \
                  refuses two windows in one group"
+            }
+            Self::AllKindsShare => {
+                "groups that differ in the block table alone share metadata whatever their kind (the windows of a \
+                 hybrid model); the reference does it for state-space layers only"
             }
             Self::AnyBlockSize => {
                 "a rule book without kernel block sizes takes any, in selection as at start-up; the reference \

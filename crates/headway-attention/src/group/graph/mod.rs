@@ -51,6 +51,20 @@ impl fmt::Display for GraphSupport {
     }
 }
 
+/// The first backend whose full graphs can't take decodes of mixed lengths up to `query_len`, with the most
+/// that it takes (`None`: none). Groups are name, support, and
+/// [`RuleBook::varlen_graph_max_query_len`](crate::RuleBook::varlen_graph_max_query_len).
+pub fn varlen_blocker<'a>(
+    groups: impl IntoIterator<Item = (&'a str, GraphSupport, Option<usize>)>,
+    query_len: usize,
+) -> Option<(&'a str, Option<usize>)> {
+    groups
+        .into_iter()
+        .filter(|(_, support, _)| *support != GraphSupport::Always)
+        .map(|(name, support, most)| (name, most.filter(|_| support != GraphSupport::Never)))
+        .find(|(_, most)| most.is_none_or(|m| m < query_len))
+}
+
 /// How a step's kernels are launched.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]

@@ -172,9 +172,16 @@ impl AttentionGroupSize {
 /// Rows of block tables reach a multiple of so many tokens.
 pub const BLOCK_TABLE_ALIGNMENT: usize = 128;
 
+/// Settles which groups reuse an earlier one's metadata.
+pub fn share(groups: &mut [AttentionGroupPlan]) {
+    for i in 1..groups.len() {
+        groups[i].shares_with = shares_with(&groups[..i], &groups[i]);
+    }
+}
+
 /// The first earlier group whose metadata differs from this one's only in the block table: the same
 /// spec, backend (so the same builder and configuration), query heads and kernel block size.
-pub(super) fn shares_with(earlier: &[AttentionGroupPlan], group: &AttentionGroupPlan) -> Option<usize> {
+fn shares_with(earlier: &[AttentionGroupPlan], group: &AttentionGroupPlan) -> Option<usize> {
     if !group.backend.updates_block_table() {
         return None;
     }

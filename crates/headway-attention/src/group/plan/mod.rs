@@ -115,7 +115,7 @@ pub fn plan_kv_cache(
     let owning: Vec<(AttnLayer, KvCacheSpec)> = layers
         .iter()
         .filter(|l| l.shares_cache_of.is_none() && has_cache(&l.spec))
-        .map(|l| (l.layer, l.spec.clone()))
+        .map(|l| (l.layer, l.backend.customize_spec(l.spec.clone())))
         .collect();
     let mut groups = kv_cache_groups(&owning, layout, limits.hybrid, &mut warnings)?;
     let num_blocks = num_blocks(&groups, memory_bytes)?;
@@ -273,16 +273,15 @@ fn attention_groups_of(
             }
             let heads = part.num_heads.unwrap_or(0);
             let info = group_info(&part.spec, heads, part.kernel_block_size, limits, layout);
-            let mut plan = AttentionGroupPlan {
+            out.push(AttentionGroupPlan {
                 kv_cache_group: index,
                 backend: layers[part.layers[0].0 as usize].backend.clone(),
                 info: GroupInfo { layers: part.layers, ..info },
                 shares_with: None,
-            };
-            plan.shares_with = attention_groups::shares_with(&out, &plan);
-            out.push(plan);
+            });
         }
     }
+    attention_groups::share(&mut out);
     Ok(out)
 }
 

@@ -202,6 +202,8 @@ pub struct RuleBook {
     /// The least that any configuration of its builder supports of CUDA graphs; the builder's plan
     /// decides.
     pub graph_support: GraphSupport,
+    /// Most new tokens of a request in a full graph of decodes of mixed lengths; `None`: no such graph.
+    pub varlen_graph_max_query_len: Option<usize>,
     /// Requests with at most this many new tokens are decodes that must come first in the batch.
     pub reorder_batch_threshold: Option<usize>,
 }
@@ -241,6 +243,7 @@ impl Default for RuleBook {
             forward_includes_kv_cache_update: false,
             supports_kv_cache_update_bypass: false,
             graph_support: GraphSupport::Never,
+            varlen_graph_max_query_len: None,
             reorder_batch_threshold: None,
         }
     }

@@ -130,7 +130,7 @@ fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Req
         first_row: w[0] as usize,
         q_len: (w[1] - w[0]) as usize,
         seq_len: seq_len as usize,
-        causal: x.causal.of(i),
+        causal: common.causal().of(i),
     }))
 }
 

@@ -129,6 +129,12 @@ fn tiny_mistral() {
     run_tiny("tiny-mistral");
 }
 
+/// CPU time of this thread where the system tells it, else 0: on a busy machine the wall clock says little.
+fn cpu_ms() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    stat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0) / 1_000_000
+}
+
 fn run_real(name: &str, file: &str) {
     let (Some(models), Some(goldens)) = (dir("HEADWAY_MODELS_DIR"), dir("HEADWAY_GOLDEN_DIR")) else {
         println!("{name}: absent (HEADWAY_MODELS_DIR and HEADWAY_GOLDEN_DIR are not both set)");
@@ -142,15 +148,17 @@ fn run_real(name: &str, file: &str) {
         return;
     }
     let header = GgufFile::open(&model).unwrap();
-    let begin = Instant::now();
+    let (begin, cpu) = (Instant::now(), cpu_ms());
     let tokenizer = Tokenizer::from_gguf_file(&header).unwrap();
-    let rebuilt = begin.elapsed();
+    let (rebuilt, cpu) = (begin.elapsed(), cpu_ms() - cpu);
     let golden = json(&texts);
     check_metadata(name, &tokenizer, &golden);
     let texts = check_texts(name, &tokenizer, &golden);
     let runs = json(&runs);
     let (plain, chats) = check_runs(name, &tokenizer, &runs);
-    println!("{name}: rebuilt in {rebuilt:.0?}; {texts} texts, {plain} prompts and {chats} chats exact");
+    println!(
+        "{name}: rebuilt in {rebuilt:.0?} ({cpu} ms of CPU); {texts} texts, {plain} prompts and {chats} chats exact"
+    );
 }
 
 /// Prompts of the golden runs, their chats, and the text of what was generated.

@@ -46,6 +46,8 @@ impl Tokenizer {
         chat_template: Option<String>,
     ) -> Result<Self, TextError> {
         let bad = |detail: String| TextError::TokenizerJson { detail };
+        // first, because it checks the syntax, on which parts of the crate below panic
+        let rule = DecodeRule::from_json(&decoder_value(json)?)?;
         let mut core = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)))
             .map_err(|_| bad("its parts contradict each other; download the file again".into()))?
             .map_err(|e| bad(e.to_string()))?;
@@ -57,7 +59,6 @@ impl Tokenizer {
             return Err(bad("the vocabulary is empty".into()));
         }
         let ids = id_range(&core)?;
-        let rule = DecodeRule::from_json(&decoder_value(json)?)?;
         let names = named_tokens(config);
         let template = template_source(config, chat_template)?;
         let mut parts = Parts { names, template, ids, ..Parts::default() };

@@ -3,7 +3,7 @@
 use super::llm::LlmEngine;
 use crate::{
     kv::{KvCacheManager, KvGroupPolicy},
-    loading::{self, ModelFiles, ModelKind},
+    loading::{self, LoadError, ModelFiles, ModelKind},
     options::EngineOptions,
     runner::{StartupError, startup::Startup},
     sampling::Sampler,
@@ -29,8 +29,8 @@ impl LlmEngine {
     ) -> Result<Self, StartupError> {
         let started = Instant::now();
         let files = loading::open(path)?;
-        let tokenizer = tokenizer(&files)?;
-        let eos_ids = eos_ids(&files, tokenizer.as_ref());
+        let tokenizer = tokenizer(&files, path)?;
+        let eos_ids = eos_ids(&files, tokenizer.as_ref())?;
         let startup = Startup::run(&files, options, progress)?;
         let config = SchedulerConfig {
             max_num_batched_tokens: startup.limits.max_num_tokens,
@@ -74,27 +74,37 @@ fn policy(spec: &KvCacheSpec) -> KvGroupPolicy {
     }
 }
 
-fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>, StartupError> {
+fn tokenizer(files: &ModelFiles, path: &Path) -> Result<Option<Tokenizer>, StartupError> {
+    let named = |source| StartupError::Tokenizer { path: path.to_owned(), source };
     Ok(match &files.kind {
         ModelKind::Safetensors(hf) => match &hf.tokenizer_json {
-            Some(_) => Some(Tokenizer::from_dir(&files.root)?),
+            Some(_) => Some(Tokenizer::from_dir(&files.root).map_err(named)?),
             None => None,
         },
-        ModelKind::Gguf(g) => Some(Tokenizer::from_gguf(GgufTokenizer::try_from(g.metadata())?)?),
+        ModelKind::Gguf(g) => {
+            let vocabulary = GgufTokenizer::try_from(g.metadata())?;
+            Some(Tokenizer::from_gguf(vocabulary).map_err(named)?)
+        }
     })
 }
 
 /// The tokenizer's ids that end an answer, or the config's where there is no tokenizer.
-fn eos_ids(files: &ModelFiles, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+fn eos_ids(files: &ModelFiles, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, StartupError> {
     if let Some(t) = tokenizer {
-        return t.eos_ids().to_vec();
+        return Ok(t.eos_ids().to_vec());
     }
-    let ModelKind::Safetensors(hf) = &files.kind else { return vec![] };
-    let field = |v: &serde_json::Value| v.get("eos_token_id").cloned();
-    let value = hf.generation_config.as_ref().and_then(field).or_else(|| field(&hf.config));
-    match value {
-        Some(serde_json::Value::Array(a)) => a.iter().filter_map(|v| v.as_u64()).map(|v| v as u32).collect(),
-        Some(v) => v.as_u64().map(|v| v as u32).into_iter().collect(),
-        None => vec![],
-    }
+    let ModelKind::Safetensors(hf) = &files.kind else { return Ok(vec![]) };
+    let field = |v: &serde_json::Value| v.get("eos_token_id").filter(|v| !v.is_null()).cloned();
+    let Some(value) = hf.generation_config.as_ref().and_then(field).or_else(|| field(&hf.config)) else {
+        return Ok(vec![]);
+    };
+    let id = |v: &serde_json::Value| v.as_u64().and_then(|v| u32::try_from(v).ok());
+    let ids: Option<Vec<u32>> = match &value {
+        serde_json::Value::Array(a) => a.iter().map(id).collect(),
+        v => id(v).map(|id| vec![id]),
+    };
+    ids.ok_or_else(|| {
+        let what = format!("is {value}; a token id or a list of them is needed");
+        LoadError::bad_key(&hf.config_path, "eos_token_id", what).into()
+    })
 }

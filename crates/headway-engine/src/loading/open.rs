@@ -189,6 +189,9 @@ fn open_hf(
     checkpoint: Result<SafetensorsCheckpoint, LoadError>,
 ) -> Result<ModelFiles, LoadError> {
     let config_path = root.join("config.json");
+    if !config_path.exists() {
+        return Err(LoadError::MissingFiles { path: root.to_owned(), missing: vec!["config.json".into()] });
+    }
     let config = json::read(&config_path)?;
     refuse_quantised(&config_path, &config)?;
     let checkpoint = Arc::new(checkpoint?);

@@ -6,11 +6,12 @@ use super::{
     ModelError, ModelPlan,
     load::Loader,
     plan::{AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, NormPlan},
+    unused::unused,
 };
 use crate::loading::Checkpoint;
 use headway_attention::{AttnLayer, DynAttention, KvMut, KvPool, LayerKernel, Qkv, StepEntry, StepMetadata};
 use headway_tensor::{Activation, DType, Linear, Ops, RopeStyle, Tensor, TensorMut, View};
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc};
 
 /// The most that a step can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,7 @@ pub struct Decoder {
     ropes: Vec<Tensor>,
     layers: Vec<Layer>,
     buffers: Buffers,
+    unused: Vec<String>,
 }
 
 struct Layer {
@@ -144,7 +146,7 @@ impl Decoder {
         mut kernel: impl FnMut(AttnLayer, &AttentionPlan) -> Result<LayerKernel, ModelError>,
         mut progress: impl FnMut(usize),
     ) -> Result<Self, ModelError> {
-        let loader = Loader { checkpoint, ops, dtype };
+        let loader = Loader { checkpoint, ops, dtype, used: RefCell::default() };
         let embedding = LinearPlan::single(plan.embedding.clone(), None, plan.hidden_size, plan.vocab_size);
         let embedding = loader.linear(&embedding)?;
         let lm_head = match &plan.lm_head {
@@ -174,13 +176,19 @@ impl Decoder {
             layers.push(Layer::load(&loader, &plan, l, index, k)?);
             progress(i + 1);
         }
+        let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
         let buffers = Buffers::new(ops, &plan, limits)?;
-        Ok(Self { plan, embedding, lm_head, final_norm, ropes, layers, buffers })
+        Ok(Self { plan, embedding, lm_head, final_norm, ropes, layers, buffers, unused })
     }
 
     /// The plan that this runs.
     pub fn plan(&self) -> &ModelPlan {
         &self.plan
+    }
+
+    /// Tensors of the files that the plan doesn't name.
+    pub fn unused_tensors(&self) -> &[String] {
+        &self.unused
     }
 
     /// Bytes of the activation buffers.

@@ -52,6 +52,19 @@ pub enum ModelError {
         /// What the plan says.
         expected: Vec<usize>,
     },
+    /// The files hold layers that the config doesn't count.
+    #[error(
+        "{file}: tensor {name} belongs to a layer that the config doesn't have ({layers} layers); the files don't belong \
+         together: download config and weights of one model again"
+    )]
+    ExtraLayer {
+        /// The weight file or folder.
+        file: String,
+        /// The tensor.
+        name: String,
+        /// Layers by the config.
+        layers: usize,
+    },
     /// The weight files.
     #[error(transparent)]
     Load(#[from] LoadError),

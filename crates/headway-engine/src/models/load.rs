@@ -2,12 +2,12 @@
 
 use super::{
     ModelError,
-    plan::{LinearPlan, NormPlan},
+    plan::{LinearPartPlan, LinearPlan, NormPlan},
 };
 use crate::loading::Checkpoint;
 use half::{bf16, f16};
 use headway_tensor::{DType, Linear, LinearPart, Ops, SharedBytes, Tensor, Weight, WeightType};
-use std::sync::Arc;
+use std::{cell::RefCell, collections::HashSet, sync::Arc};
 
 /// How weights are held: `--dtype`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,11 +26,14 @@ pub(super) struct Loader<'a> {
     pub checkpoint: &'a dyn Checkpoint,
     pub ops: &'a dyn Ops,
     pub dtype: WeightDType,
+    /// Names that were asked for.
+    pub used: RefCell<HashSet<String>>,
 }
 
 impl Loader<'_> {
     fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight, ModelError> {
         let w = self.checkpoint.get(name)?;
+        self.used.borrow_mut().insert(name.to_owned());
         if w.shape() != shape {
             return Err(ModelError::WrongShape {
                 file: self.checkpoint.describe(),
@@ -42,41 +45,16 @@ impl Loader<'_> {
         Ok(w)
     }
 
-    /// A linear layer; where it has several parts their widths must add up to the plan's.
+    /// A linear layer of one or more tensors, each of the width that the plan says.
     pub fn linear(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
-        let mut rows = 0;
-        let mut parts = Vec::with_capacity(plan.parts.len());
-        for (name, bias) in &plan.parts {
-            let found = self.checkpoint.get(name)?;
-            let out = match found.shape() {
-                &[out, width] if width == plan.in_features => out,
-                shape => {
-                    return Err(self.wrong_shape(name, shape, &[plan.out_features - rows, plan.in_features]));
-                }
-            };
-            rows += out;
-            let bias = bias.as_ref().map(|b| self.weight(b, &[out])).transpose()?;
-            parts.push(LinearPart { weight: convert(found, self.dtype), bias });
-        }
-        if rows != plan.out_features {
-            let name = &plan.parts[plan.parts.len() - 1].0;
-            return Err(self.wrong_shape(
-                name,
-                &[rows, plan.in_features],
-                &[plan.out_features, plan.in_features],
-            ));
-        }
+        let part = |p: &LinearPartPlan| {
+            let weight = self.weight(&p.weight, &[p.out_features, plan.in_features])?;
+            let bias = p.bias.as_ref().map(|b| self.weight(b, &[p.out_features])).transpose()?;
+            Ok(LinearPart { weight: convert(weight, self.dtype), bias })
+        };
+        let parts = plan.parts.iter().map(part).collect::<Result<Vec<_>, ModelError>>()?;
         let compute = (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32);
         Ok(self.ops.load_linear(parts, compute)?)
-    }
-
-    fn wrong_shape(&self, name: &str, found: &[usize], expected: &[usize]) -> ModelError {
-        ModelError::WrongShape {
-            file: self.checkpoint.describe(),
-            name: name.into(),
-            found: found.to_vec(),
-            expected: expected.to_vec(),
-        }
     }
 
     /// A norm's weight in float32, with its offset added.

@@ -7,6 +7,7 @@ pub mod error;
 mod load;
 pub mod plan;
 pub mod rope;
+pub(crate) mod unused;
 
 pub use decoder::Decoder;
 pub use error::ModelError;

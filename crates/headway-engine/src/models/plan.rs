@@ -16,11 +16,22 @@ pub struct NormPlan {
 /// A linear layer: one or more tensors stacked along the output, each with an optional bias.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearPlan {
-    /// `(weight, bias)` names, in the order of the output.
-    pub parts: Vec<(String, Option<String>)>,
+    /// In the order of the output.
+    pub parts: Vec<LinearPartPlan>,
     /// Width of the input.
     pub in_features: usize,
     /// Width of the output, over all parts.
+    pub out_features: usize,
+}
+
+/// One tensor of a linear layer, with an optional bias.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearPartPlan {
+    /// Name of the weight tensor.
+    pub weight: String,
+    /// Name of the bias tensor.
+    pub bias: Option<String>,
+    /// Width of its share of the output.
     pub out_features: usize,
 }
 
@@ -138,10 +149,37 @@ impl ModelPlan {
     }
 }
 
+impl ModelPlan {
+    /// Elements of activations that a token of a step takes.
+    pub fn activation_width(&self) -> usize {
+        let widest = |f: &dyn Fn(&LayerPlan) -> usize| self.layers.iter().map(f).max().unwrap_or(0);
+        let attention = widest(&|l| match &l.mixer {
+            MixerPlan::Attention(a) => a.qkv.out_features.saturating_add(a.o.in_features),
+        });
+        let feed_forward = widest(&|l| match &l.feed_forward {
+            FeedForwardPlan::Gated { gate_up, down, .. } => {
+                gate_up.out_features.saturating_add(down.in_features)
+            }
+        });
+        self.hidden_size.saturating_mul(3).saturating_add(attention).saturating_add(feed_forward)
+    }
+}
+
 impl LinearPlan {
     /// One tensor with an optional bias.
     pub fn single(weight: String, bias: Option<String>, in_features: usize, out_features: usize) -> Self {
-        Self { parts: vec![(weight, bias)], in_features, out_features }
+        Self { parts: vec![LinearPartPlan { weight, bias, out_features }], in_features, out_features }
+    }
+
+    /// Several tensors, `(weight, bias, width of the output)` each.
+    pub fn stacked(
+        parts: impl IntoIterator<Item = (String, Option<String>, usize)>,
+        in_features: usize,
+    ) -> Self {
+        let part = |(weight, bias, out_features)| LinearPartPlan { weight, bias, out_features };
+        let parts: Vec<_> = parts.into_iter().map(part).collect();
+        let out_features = parts.iter().map(|p| p.out_features).sum();
+        Self { parts, in_features, out_features }
     }
 }
 

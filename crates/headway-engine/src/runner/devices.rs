@@ -39,6 +39,12 @@ pub fn open(options: &EngineOptions) -> Result<OpenDevice, StartupError> {
                 threads: options.threads,
                 isa: None,
                 batch_invariant: options.batch_invariant,
+            })
+            .map_err(|e| match options.threads {
+                Some(n) => {
+                    StartupError::Option { option: "--threads", value: n.to_string(), why: e.to_string() }
+                }
+                None => e.into(),
             })?;
             let (threads, why) = (exec.pool().threads(), exec.pool().why());
             Ok(OpenDevice {

@@ -3,6 +3,7 @@
 use crate::{loading::LoadError, models::ModelError, scheduler::SchedulerError, text::TextError};
 use headway_attention::AttentionError;
 use headway_tensor::TensorError;
+use std::path::PathBuf;
 
 /// What can go wrong at start-up.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +29,20 @@ pub enum StartupError {
         /// What is.
         supported: String,
     },
+    /// Buffers that don't fit into memory.
+    #[error("{option} {value} needs {needed} bytes for {what}, and {available} bytes are free; lower it")]
+    NoMemory {
+        /// The option that decides.
+        option: &'static str,
+        /// What is in force.
+        value: usize,
+        /// What it is for.
+        what: &'static str,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that could be had after the weights.
+        available: u64,
+    },
     /// The KV cache doesn't fit.
     #[error(
         "the KV cache has {budget} bytes, but one block needs {block} bytes in each of the pool's pages and two pages are the least; \
@@ -48,8 +63,13 @@ pub enum StartupError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The tokenizer.
-    #[error(transparent)]
-    Text(#[from] TextError),
+    #[error("{}: {source}", path.display())]
+    Tokenizer {
+        /// The model's file, or its folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: TextError,
+    },
     /// Selection, builders, layers.
     #[error(transparent)]
     Attention(#[from] AttentionError),

@@ -25,6 +25,11 @@ pub const DEFAULT_MAX_NUM_SEQS: usize = 64;
 /// cache, and more rows don't make the matrix products of a CPU faster.
 pub const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
 
+/// Tokens in a block, at least, as far as block tables are reckoned.
+const SMALLEST_BLOCK: usize = 16;
+/// What `--graph-mode` can say.
+const GRAPH_MODES: [&str; 5] = ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"];
+
 impl Limits {
     /// Asked limits held against the model's.
     ///
@@ -53,6 +58,37 @@ impl Limits {
         let max_num_tokens = tokens.unwrap_or_else(|| DEFAULT_MAX_NUM_BATCHED_TOKENS.max(seqs.unwrap_or(0)));
         let max_num_reqs = seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(max_num_tokens));
         Ok(Self { max_num_reqs, max_num_tokens, max_model_len })
+    }
+
+    /// Holds the buffers of the largest step against the memory that is free, before any is allocated:
+    /// an absurd limit, asked for or in a config file, ends in an error that names it.
+    ///
+    /// # Errors
+    /// The first option whose buffers don't fit.
+    pub fn fit(&self, plan: &ModelPlan, available: Option<u64>) -> Result<(), StartupError> {
+        let Some(mut available) = available else { return Ok(()) };
+        let [tokens, reqs, len] = [self.max_num_tokens, self.max_num_reqs, self.max_model_len];
+        let floats = |n: usize, width: usize| (n as u64).saturating_mul(width as u64).saturating_mul(4);
+        let rotary: usize = plan.ropes.iter().map(|r| r.rotary_dim).sum();
+        let parts = [
+            // Once as it is computed, once in the device's memory.
+            ("--max-model-len", len, "rotary tables", floats(len, rotary.saturating_mul(2))),
+            (
+                "--max-num-seqs",
+                reqs,
+                "logits",
+                floats(reqs, plan.hidden_size.saturating_add(plan.vocab_size)),
+            ),
+            ("--max-num-seqs", reqs, "block tables", floats(reqs, len / SMALLEST_BLOCK)),
+            ("--max-num-batched-tokens", tokens, "activations", floats(tokens, plan.activation_width())),
+        ];
+        for (option, value, what, needed) in parts {
+            if needed > available {
+                return Err(StartupError::NoMemory { option, value, what, needed, available });
+            }
+            available -= needed;
+        }
+        Ok(())
     }
 
     /// Blocks that the limits can ever fill, with the null block: what a pool need not exceed.
@@ -88,13 +124,14 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
     one("--tp", o.tensor_parallel, 1, "supported: 1")?;
     one("--dcp", o.decode_context_parallel, 1, "supported: 1")?;
     if let Some(mode) = o.graph_mode.as_deref().filter(|m| !m.eq_ignore_ascii_case("none")) {
-        return Err(StartupError::Option {
-            option: "--graph-mode",
-            value: mode.into(),
-            why:
+        let why = match GRAPH_MODES.iter().any(|m| m.eq_ignore_ascii_case(mode)) {
+            true => {
                 "is not supported with device cpu, which has no graphs to capture; leave it out or give NONE"
-                    .into(),
-        });
+                    .into()
+            }
+            false => format!("unknown; there are: {}", GRAPH_MODES.join(", ")),
+        };
+        return Err(StartupError::Option { option: "--graph-mode", value: mode.into(), why });
     }
     if o.load_format == LoadFormat::Dummy {
         return Err(StartupError::NotYet {
@@ -104,4 +141,60 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{plan::NormPlan, rope::RopePlan};
+    use headway_tensor::RopeStyle;
+
+    fn plan() -> ModelPlan {
+        let rope = RopePlan { theta: 1e4, rotary_dim: 64, style: RopeStyle::Halves, scaling: None };
+        ModelPlan {
+            architecture: "Test".into(),
+            hidden_size: 128,
+            vocab_size: 1000,
+            max_position_embeddings: 4096,
+            rms_norm_eps: 1e-5,
+            embedding_scale: 1.0,
+            embedding: "embedding".into(),
+            lm_head: None,
+            final_norm: NormPlan::plain("norm"),
+            logit_scale: 1.0,
+            final_logit_soft_cap: None,
+            ropes: vec![rope],
+            layers: vec![],
+        }
+    }
+
+    #[test]
+    fn buffers_that_never_fit_are_refused_by_the_option_that_decides() {
+        let fine = Limits { max_num_reqs: 64, max_num_tokens: 512, max_model_len: 4096 };
+        let available = Some(1 << 30);
+        assert!(fine.fit(&plan(), available).is_ok());
+        for (limits, option) in [
+            (
+                Limits { max_model_len: 1 << 30, ..fine },
+                "--max-model-len 1073741824 needs 549755813888 bytes",
+            ),
+            (Limits { max_num_tokens: usize::MAX, ..fine }, "--max-num-batched-tokens 18446744073709551615"),
+            (Limits { max_num_reqs: 1 << 40, ..fine }, "--max-num-seqs 1099511627776 needs"),
+        ] {
+            let e = limits.fit(&plan(), available).unwrap_err().to_string();
+            assert!(e.contains(option) && e.ends_with("lower it"), "{e}");
+            assert!(limits.fit(&plan(), None).is_ok());
+        }
+    }
+
+    #[test]
+    fn graph_modes_are_known_or_not() {
+        let refused = |mode: &str| {
+            let o = EngineOptions { graph_mode: Some(mode.into()), ..EngineOptions::default() };
+            refuse_what_is_not_there(&o).map_err(|e| e.to_string())
+        };
+        assert_eq!(refused("none"), Ok(()));
+        assert!(refused("FULL").is_err_and(|e| e.contains("is not supported with device cpu")));
+        assert!(refused("FILL").is_err_and(|e| e.contains("unknown; there are: NONE, PIECEWISE")));
+    }
 }

@@ -20,6 +20,8 @@ use headway_tensor::{DType, WeightType};
 pub const ACTIVATIONS: DType = DType::F32;
 /// Tokens in a block where neither the user nor a backend says.
 const DEFAULT_BLOCK_SIZE: usize = 16;
+/// Tokens in a block, at most.
+const LARGEST_BLOCK: usize = 1 << 20;
 
 /// The cache's element type: as asked, or the model's; float16 for block-quantised files, whose
 /// weights have no element type.
@@ -96,23 +98,42 @@ pub fn select_backends(
             if let Some((_, s)) = asked.iter().find(|(n, _)| *n == need) {
                 return Ok(s.clone());
             }
-            let s = select(registry, &format!("attention layer {i}"), &need, &request)?;
+            let layer = format!("attention layer {i}");
+            let s = select(registry, &layer, &need, &request)
+                .map_err(|e| blame_block_size(registry, &layer, &need, &request).unwrap_or(e.into()))?;
             asked.push((need, s.clone()));
             Ok(s)
         })
         .collect()
 }
 
+/// The error to show where it is the block size alone that no backend takes.
+fn blame_block_size(
+    registry: &Registry,
+    layer: &str,
+    need: &LayerNeed,
+    request: &BackendRequest,
+) -> Option<StartupError> {
+    let asked = need.block_size?;
+    let without = LayerNeed { block_size: None, ..need.clone() };
+    let would_do = select(registry, layer, &without, request).ok()?;
+    Some(block_size_error(asked, std::iter::once(would_do.backend.rules())))
+}
+
+fn block_size_error<'a>(asked: usize, rules: impl Iterator<Item = &'a RuleBook> + Clone) -> StartupError {
+    StartupError::Option {
+        option: "--block-size",
+        value: asked.to_string(),
+        why: format!("{} takes {}; give such a number, or leave it out", names(rules.clone()), sizes(rules)),
+    }
+}
+
 /// The manager's block size: as asked (selection has checked it), or what the backends prefer.
 pub fn block_size(selections: &[Selection], options: &EngineOptions) -> Result<usize, StartupError> {
     let rules = || selections.iter().map(|s| s.backend.rules());
     match options.block_size {
-        Some(b) if b == 0 || b > 1 << 20 || !rules().all(|r| r.supports_block_size(b)) => {
-            Err(StartupError::Option {
-                option: "--block-size",
-                value: b.to_string(),
-                why: format!("{} take multiples of: {}", names(rules()), sizes(rules())),
-            })
+        Some(b) if b == 0 || b > LARGEST_BLOCK || !rules().all(|r| r.supports_block_size(b)) => {
+            Err(block_size_error(b, rules()))
         }
         Some(b) => Ok(b),
         None => Ok(rules().filter_map(|r| r.preferred_block_size).max().unwrap_or(DEFAULT_BLOCK_SIZE)),
@@ -136,7 +157,10 @@ fn sizes<'a>(rules: impl Iterator<Item = &'a RuleBook>) -> String {
         .collect();
     sizes.sort_unstable();
     sizes.dedup();
-    sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    let least = sizes.clone();
+    sizes.retain(|n| !least.iter().any(|m| m < n && n.is_multiple_of(*m)));
+    let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+    format!("multiples of {} up to {LARGEST_BLOCK}", sizes.join(" or "))
 }
 
 /// What a layer's cache holds.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     loading::ModelFiles,
-    models::{Decoder, ModelPlan},
+    models::{Decoder, ModelPlan, unused},
     options::{DTypeOption, EngineOptions},
 };
 use headway_attention::{AttentionGroup, KvCacheSpec, group::plan::KvCachePlan, process::select::Selection};
@@ -114,7 +114,8 @@ fn options_in_force(
         }
         DTypeOption::As(d) => (d, "activations are float32 on the CPU"),
     };
-    r.option("dtype", Some(o.dtype.to_string()), dtype, why);
+    let asked = (o.dtype != DTypeOption::Auto).then(|| o.dtype.to_string());
+    r.option("dtype", asked, dtype, why);
     r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), kv_dtype, "the model's type");
     let blocks = cache.kv_cache_groups.iter().map(|g| g.block_size).max().unwrap_or(0);
     r.option("block_size", text(o.block_size), blocks, "what the backends prefer");
@@ -164,6 +165,7 @@ fn options_in_force(
 
 /// What is known once everything is allocated.
 pub(super) fn finish(r: &mut StartupReport, groups: &[AttentionGroup], decoder: &Decoder, kv_bytes: usize) {
+    r.warnings.extend(unused::warning(decoder.unused_tensors()));
     r.memory.activations_bytes = decoder.buffer_bytes() as u64;
     r.memory.kv_cache_bytes = kv_bytes as u64;
     r.memory.metadata_bytes =

@@ -93,6 +93,7 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let layers: Vec<&AttentionPlan> = plan.attention_layers().map(|(_, a)| a).collect();
     let selections = needs::select_backends(&registry, &layers, options, kv_dtype)?;
     let block_size = needs::block_size(&selections, options)?;
+    limits.fit(&plan, memory::available_bytes())?;
     let caches: Vec<LayerCache> = layers
         .iter()
         .zip(&selections)

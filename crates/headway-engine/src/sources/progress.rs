@@ -2,7 +2,7 @@
 //!
 //! Not for logging: messages are whole lines meant for the person who waits.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -56,6 +56,11 @@ impl Progress for NoProgress {
     fn finish(&self) {}
 }
 
+/// A line on standard error; where that is closed, nothing.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Lines and a progress bar on standard error; plain lines only where that is no terminal.
 #[derive(Debug)]
 pub struct TerminalProgress {
@@ -83,16 +88,16 @@ impl Default for TerminalProgress {
 impl Progress for TerminalProgress {
     fn message(&self, line: &str) {
         self.with_bar(|bar| match bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
         });
     }
 
     fn start(&self, label: &str, total: Option<u64>) {
         if !self.terminal {
             match total {
-                Some(total) => eprintln!("fetching {label} ({})", indicatif::HumanBytes(total)),
-                None => eprintln!("fetching {label}"),
+                Some(total) => say(&format!("fetching {label} ({})", indicatif::HumanBytes(total))),
+                None => say(&format!("fetching {label}")),
             }
             return;
         }

@@ -22,7 +22,7 @@ pub enum TextError {
         detail: String,
     },
     /// A `tokenizer.json` that cannot be used.
-    #[error("tokenizer.json: {detail}")]
+    #[error("tokenizer.json: {detail}; download the file again")]
     TokenizerJson {
         /// What is wrong.
         detail: String,

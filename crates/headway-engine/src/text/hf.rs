@@ -49,7 +49,7 @@ impl Tokenizer {
         // first, because it checks the syntax, on which parts of the crate below panic
         let rule = DecodeRule::from_json(&decoder_value(json)?)?;
         let mut core = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)))
-            .map_err(|_| bad("its parts contradict each other; download the file again".into()))?
+            .map_err(|_| bad("its parts contradict each other".into()))?
             .map_err(|e| bad(e.to_string()))?;
         // padding and truncation are for batches of a trainer; a prompt is never cut silently
         core.with_padding(None);

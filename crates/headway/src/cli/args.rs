@@ -1,8 +1,9 @@
 //! What can be typed: commands and the option set that they share. Each shared option has an
 //! environment twin `HEADWAY_…`.
 
-use super::error::CliError;
-use clap::{Args, Parser, Subcommand};
+use super::{error::CliError, parse};
+use clap::{Args, Parser, Subcommand, builder::BoolishValueParser};
+use headway_attention::Registry;
 use headway_engine::options::{DTypeOption, EngineOptions, LoadFormat};
 use std::path::PathBuf;
 
@@ -46,30 +47,31 @@ Examples:
   headway generate --batch prompts.jsonl --json
       where each line is like {\"prompt\": \"Hello\", \"max_tokens\": 8}")]
 pub struct GenerateArgs {
-    /// The prompt; without one, standard input is read if it is not a terminal.
+    /// The text to continue; without it, standard input is read where that is no terminal.
     pub prompt: Option<String>,
-    /// Token ids that go in as they are, separated by commas.
-    #[arg(long, value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file", "chat"])]
+    /// Token ids that go in as they are, separated by commas; no BOS is added.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse::token_id, conflicts_with_all = ["prompt", "prompt_file", "chat"])]
     pub prompt_ids: Option<Vec<u32>>,
-    /// A UTF-8 file with the prompt.
+    /// A UTF-8 file with the prompt, which goes in as it is, with a newline at its end if it has one.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_file: Option<PathBuf>,
     /// Put the prompt into the model's chat template, as the user's message.
     #[arg(long)]
     pub chat: bool,
-    /// A JSON object a line: `prompt` or `prompt_ids`, and any sampling option. All run together; results
-    /// come in input order.
+    /// Many requests: a JSON object a line with `prompt` or `prompt_ids`, and any sampling option. All run
+    /// together; answers come in input order.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "prompt_ids", "prompt_file"])]
     pub batch: Option<PathBuf>,
+    /// One JSON object a request on standard output, with token ids and timings; with -v, one about the
+    /// start-up first.
+    #[arg(long)]
+    pub json: bool,
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Report the N most likely tokens at each position, the prompt's last among them.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<usize>)]
     pub logprobs: Option<usize>,
-    /// One JSON object a request on standard output.
-    #[arg(long)]
-    pub json: bool,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -78,10 +80,15 @@ pub struct GenerateArgs {
 /// `headway chat`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Ctrl-C stops the answer; Ctrl-D or /exit ends. /clear forgets the conversation, /help lists commands.")]
+Ctrl-C stops the answer; Ctrl-D or /exit ends. /clear forgets the conversation, /help lists commands.
+
+Examples:
+  headway chat
+  headway chat --system \"Answer in one sentence.\" --temperature 0
+  headway chat --model ./Qwen2.5-0.5B-Instruct")]
 pub struct ChatArgs {
-    /// Instructions for the model.
-    #[arg(long)]
+    /// Instructions for the model, before the conversation.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// How tokens are chosen.
     #[command(flatten)]
@@ -93,11 +100,12 @@ pub struct ChatArgs {
 
 /// `headway backends`.
 #[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  headway backends -v\n  headway backends --json | jq .name")]
 pub struct BackendsArgs {
-    /// One JSON object a backend: the whole rule book.
+    /// One JSON object a backend: its whole rule book.
     #[arg(long)]
     pub json: bool,
-    /// Say more: instruction sets, features.
+    /// Say more: features of each backend, and the instruction set in use.
     #[arg(long, short)]
     pub verbose: bool,
 }
@@ -108,9 +116,10 @@ pub struct BackendsArgs {
     after_help = "Examples:\n  headway pull smollm2-135m-instruct\n  headway pull gemma3-270m\n  headway pull HuggingFaceTB/SmolLM2-360M-Instruct"
 )]
 pub struct PullArgs {
-    /// A known name, or a repository on the Hugging Face hub.
+    /// A known name (smollm2-135m-instruct, gemma3-270m, qwen2.5-coder-0.5b-instruct), or a repository on
+    /// the Hugging Face hub.
     pub name: String,
-    /// One JSON object.
+    /// One JSON object: name, path, source, bytes, files.
     #[arg(long)]
     pub json: bool,
 }
@@ -119,29 +128,31 @@ pub struct PullArgs {
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// The most tokens to generate.
-    #[arg(long, value_name = "N")]
+    /// The most tokens to generate. [default: generate 128, chat as many as
+    /// there is room for]
+    #[arg(long, value_name = "N", value_parser = parse::at_least_one)]
     pub max_tokens: Option<usize>,
-    /// 0 takes the most likely token each time. [generate: 0, chat: 0.6]
-    #[arg(long, value_name = "T")]
+    /// Higher is more varied; 0 takes the most likely token each time. [default: generate 0, chat 0.6]
+    #[arg(long, value_name = "T", value_parser = parse::number)]
     pub temperature: Option<f32>,
-    /// Keep the K most likely tokens; 0 keeps all.
-    #[arg(long, value_name = "K")]
+    /// Keep the K most likely tokens; 0 keeps all. [default: 0]
+    #[arg(long, value_name = "K", value_parser = parse::whole::<usize>)]
     pub top_k: Option<usize>,
-    /// Keep the most likely tokens that together have this probability.
-    #[arg(long, value_name = "P")]
+    /// Keep the most likely tokens that together have this probability; 1 keeps all. [default: generate 1,
+    /// chat 0.95]
+    #[arg(long, value_name = "P", value_parser = parse::number)]
     pub top_p: Option<f32>,
-    /// Keep tokens at least this fraction as likely as the most likely one.
-    #[arg(long, value_name = "P")]
+    /// Keep tokens at least this fraction as likely as the most likely one; 0 keeps all. [default: 0]
+    #[arg(long, value_name = "P", value_parser = parse::number)]
     pub min_p: Option<f32>,
-    /// Above 1 makes tokens that occurred less likely.
-    #[arg(long, value_name = "R")]
+    /// Above 1 makes tokens that occurred already less likely. [default: 1]
+    #[arg(long, value_name = "R", value_parser = parse::number)]
     pub repetition_penalty: Option<f32>,
-    /// Seed of the random stream.
-    #[arg(long, value_name = "N")]
+    /// Seed of the random stream: the same seed, the same answer. [default: a new one each time]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<u64>)]
     pub seed: Option<u64>,
     /// Text that ends the answer; can be given several times.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// Go on after the model's end-of-sequence token.
     #[arg(long)]
@@ -152,71 +163,76 @@ pub struct SamplingArgs {
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// A path (folder, .gguf, .safetensors), a known name, or a hub id.
+    /// A path (folder, .gguf, .safetensors), a known name (smollm2-135m-instruct, gemma3-270m,
+    /// qwen2.5-coder-0.5b-instruct), or a hub id (org/name).
     #[arg(long, env = "HEADWAY_MODEL", default_value = headway_engine::sources::DEFAULT_MODEL)]
     pub model: String,
-    /// cpu, cuda or cuda:N.
+    /// cpu, cuda or cuda:N. [default: cpu]
     #[arg(long, env = "HEADWAY_DEVICE")]
     pub device: Option<String>,
     /// auto, float32, bfloat16 or float16. auto is the file's type; block-quantised weights stay quantised
     /// unless this is float32.
-    #[arg(long, env = "HEADWAY_DTYPE", value_parser = |s: &str| s.parse::<DTypeOption>(), default_value = "auto")]
+    #[arg(long, env = "HEADWAY_DTYPE", value_name = "TYPE", value_parser = |s: &str| s.parse::<DTypeOption>(), default_value = "auto")]
     pub dtype: DTypeOption,
-    /// auto, float32, bfloat16, float16, fp8_e4m3 or fp8_e5m2.
-    #[arg(long, env = "HEADWAY_KV_CACHE_DTYPE")]
+    /// auto, float32, bfloat16, float16, fp8_e4m3 or fp8_e5m2. auto is the model's type. [default: auto]
+    #[arg(long, value_name = "TYPE", env = "HEADWAY_KV_CACHE_DTYPE")]
     pub kv_cache_dtype: Option<String>,
-    /// Tokens in a block of the KV cache.
-    #[arg(long, env = "HEADWAY_BLOCK_SIZE", value_name = "N")]
+    /// Tokens in a block of the KV cache. [default: what the backend prefers]
+    #[arg(long, env = "HEADWAY_BLOCK_SIZE", value_name = "N", value_parser = parse::at_least_one)]
     pub block_size: Option<usize>,
-    /// Order of the cache's axes: NHD, HND, or letters of L, B, H, N, C.
+    /// Order of the cache's axes: NHD, HND, or letters of L, B, H, N, C. [default: the first that every
+    /// backend reads]
     #[arg(long, env = "HEADWAY_KV_LAYOUT", value_name = "LAYOUT")]
     pub kv_layout: Option<String>,
-    /// The backend of every layer, by name; an error where it doesn't fit.
+    /// The backend of every layer, by name (see headway backends); an error where it doesn't fit. [default:
+    /// the first that fits]
     #[arg(long, env = "HEADWAY_ATTENTION_BACKEND", value_name = "NAME")]
     pub attention_backend: Option<String>,
-    /// The backend of one kind of layer, as kind=NAME,…
+    /// The backend of one kind of layer, as KIND=NAME,…; kinds: full, sliding_window, mla, state_space,
+    /// encoder, cross.
     #[arg(long, env = "HEADWAY_BACKEND_PER_KIND", value_name = "KIND=NAME")]
     pub backend_per_kind: Option<String>,
-    /// NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.
+    /// CUDA graphs: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE. [default: NONE on a CPU]
     #[arg(long, env = "HEADWAY_GRAPH_MODE", value_name = "MODE")]
     pub graph_mode: Option<String>,
     /// The same answer, bit for bit, whatever else runs beside it.
-    #[arg(long, env = "HEADWAY_BATCH_INVARIANT", num_args = 0..=1, default_missing_value = "true", default_value = "false", require_equals = true)]
+    #[arg(long, env = "HEADWAY_BATCH_INVARIANT", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", default_value = "false", hide_possible_values = true, require_equals = true, value_parser = BoolishValueParser::new())]
     pub batch_invariant: bool,
-    /// Micro-batches of a step.
-    #[arg(long, env = "HEADWAY_MICRO_BATCHES", value_name = "N")]
+    /// Micro-batches of a step. [default: 1]
+    #[arg(long, env = "HEADWAY_MICRO_BATCHES", value_name = "N", value_parser = parse::at_least_one)]
     pub micro_batches: Option<usize>,
-    /// Tokens to draft in a step.
-    #[arg(long, env = "HEADWAY_SPECULATIVE_TOKENS", value_name = "N")]
+    /// Tokens to draft in a step. [default: 0]
+    #[arg(long, env = "HEADWAY_SPECULATIVE_TOKENS", value_name = "N", value_parser = parse::whole::<usize>)]
     pub speculative_tokens: Option<usize>,
-    /// The most tokens of a request, prompt and answer.
-    #[arg(long, env = "HEADWAY_MAX_MODEL_LEN", value_name = "N")]
+    /// The most tokens of a request, prompt and answer. [default: the model's own]
+    #[arg(long, env = "HEADWAY_MAX_MODEL_LEN", value_name = "N", value_parser = parse::at_least_one)]
     pub max_model_len: Option<usize>,
-    /// The most requests in a step.
-    #[arg(long, env = "HEADWAY_MAX_NUM_SEQS", value_name = "N")]
+    /// The most requests in a step. [default: 64]
+    #[arg(long, env = "HEADWAY_MAX_NUM_SEQS", value_name = "N", value_parser = parse::at_least_one)]
     pub max_num_seqs: Option<usize>,
-    /// The most new tokens in a step.
-    #[arg(long, env = "HEADWAY_MAX_NUM_BATCHED_TOKENS", value_name = "N")]
+    /// The most new tokens in a step; longer prompts are computed in chunks. [default: 512]
+    #[arg(long, env = "HEADWAY_MAX_NUM_BATCHED_TOKENS", value_name = "N", value_parser = parse::at_least_one)]
     pub max_num_batched_tokens: Option<usize>,
-    /// Memory for the KV cache: bytes, or a number with KiB, MiB or GiB.
-    #[arg(long, env = "HEADWAY_KV_CACHE_MEMORY", value_name = "SIZE", value_parser = parse_size)]
+    /// Memory for the KV cache: bytes, or a number with KiB, MiB or GiB. [default: two fifths of what is
+    /// free after the weights, and no more than can be used]
+    #[arg(long, env = "HEADWAY_KV_CACHE_MEMORY", value_name = "SIZE", allow_hyphen_values = true, value_parser = parse::size)]
     pub kv_cache_memory: Option<u64>,
-    /// Threads of the CPU kernels.
-    #[arg(long, env = "HEADWAY_THREADS", value_name = "N")]
+    /// Threads of the CPU kernels. [default: one a usable core]
+    #[arg(long, env = "HEADWAY_THREADS", value_name = "N", value_parser = parse::at_least_one)]
     pub threads: Option<usize>,
-    /// Tensor-parallel ranks.
-    #[arg(long, env = "HEADWAY_TP", value_name = "N")]
+    /// Tensor-parallel ranks. [default: 1]
+    #[arg(long, env = "HEADWAY_TP", value_name = "N", value_parser = parse::at_least_one)]
     pub tp: Option<usize>,
-    /// Decode context-parallel ranks.
-    #[arg(long, env = "HEADWAY_DCP", value_name = "N")]
+    /// Decode context-parallel ranks. [default: 1]
+    #[arg(long, env = "HEADWAY_DCP", value_name = "N", value_parser = parse::at_least_one)]
     pub dcp: Option<usize>,
     /// Compute every prompt anew instead of reusing cached prefixes.
-    #[arg(long, env = "HEADWAY_NO_PREFIX_CACHING", num_args = 0..=1, default_missing_value = "true", default_value = "false", require_equals = true)]
+    #[arg(long, env = "HEADWAY_NO_PREFIX_CACHING", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", default_value = "false", hide_possible_values = true, require_equals = true, value_parser = BoolishValueParser::new())]
     pub no_prefix_caching: bool,
     /// auto, or dummy for seeded random weights of the config's shapes.
-    #[arg(long, env = "HEADWAY_LOAD_FORMAT", default_value = "auto", value_parser = ["auto", "dummy"])]
+    #[arg(long, env = "HEADWAY_LOAD_FORMAT", value_name = "FORMAT", default_value = "auto", hide_possible_values = true, value_parser = ["auto", "dummy"])]
     pub load_format: String,
-    /// A TOML file with options of this list and [backend.NAME] tables.
+    /// A TOML file with a [backend.NAME] table for each backend that takes settings of its own.
     #[arg(long, env = "HEADWAY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print what was decided at start-up.
@@ -226,7 +242,7 @@ pub struct EngineArgs {
 
 impl EngineArgs {
     /// As the engine takes them.
-    pub fn options(&self) -> Result<EngineOptions, CliError> {
+    pub fn options(&self, registry: Registry) -> Result<EngineOptions, CliError> {
         let per_kind = self.backend_per_kind.as_deref().unwrap_or("");
         Ok(EngineOptions {
             device: self.device.clone(),
@@ -249,45 +265,8 @@ impl EngineArgs {
             decode_context_parallel: self.dcp,
             no_prefix_caching: self.no_prefix_caching,
             load_format: if self.load_format == "dummy" { LoadFormat::Dummy } else { LoadFormat::Auto },
-            backend_config: super::config::backend_tables(self.config.as_deref())?,
-            registry: None,
+            backend_config: super::config::backend_tables(self.config.as_deref(), &registry)?,
+            registry: Some(registry),
         })
-    }
-}
-
-/// Bytes, or a number with a unit.
-fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "kib" | "k" => 1 << 10,
-        "mib" | "m" => 1 << 20,
-        "gib" | "g" => 1 << 30,
-        unit => return Err(format!("unknown unit {unit}; give bytes, or a number with KiB, MiB or GiB")),
-    };
-    let number: f64 = digits.parse().map_err(|_| format!("{digits:?} is not a number"))?;
-    let bytes = number * factor as f64;
-    if bytes.is_finite() && (1.0..1e15).contains(&bytes) {
-        Ok(bytes as u64)
-    } else {
-        Err("a size above 0 is needed".into())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_definition_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("1.5GiB"), Ok(3 << 29));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert!(parse_size("0").is_err() && parse_size("2 parsecs").is_err() && parse_size("-1").is_err());
     }
 }

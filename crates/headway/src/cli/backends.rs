@@ -7,13 +7,14 @@ use headway_attention::{
     process::rules::{KernelBlockSize, SizeRange},
 };
 use headway_cpu::Isa;
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 /// Runs the command.
 pub fn run(args: &BackendsArgs, registry: &Registry) -> Result<ExitCode, CliError> {
+    let mut out = std::io::stdout().lock();
     if args.json {
         for b in registry.iter() {
-            println!("{}", serde_json::json!(b.rules()));
+            writeln!(out, "{}", serde_json::json!(b.rules()))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -44,12 +45,12 @@ pub fn run(args: &BackendsArgs, registry: &Registry) -> Result<ExitCode, CliErro
             r.graph_support.to_string(),
         ]);
     }
-    println!("{}", table.trim_fmt());
+    writeln!(out, "{}", table.trim_fmt())?;
     if args.verbose {
         for b in registry.iter() {
-            println!("\n{}: {}", b.rules().name, features(b.rules()));
+            writeln!(out, "\n{}: {}", b.rules().name, features(b.rules()))?;
         }
-        println!("\n{}", instruction_set()?);
+        writeln!(out, "\n{}", instruction_set()?)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,13 @@
 //! `headway generate --batch FILE.jsonl`: all lines run together, answers come in input order. A line
 //! that can't run gets an `error` and spoils no other.
 
-use super::{CliError, args::GenerateArgs, output::Answer, prompt::Prompt, sampling::BatchLine};
+use super::{
+    CliError,
+    args::GenerateArgs,
+    output::Answer,
+    prompt::Prompt,
+    sampling::{BatchLine, in_room},
+};
 use headway_engine::{Engine, Event, GenerateRequest, LlmEngine, engine::Finished, kv::RequestId};
 use serde_json::{Value, json};
 use std::{collections::HashMap, io::Write, path::Path, process::ExitCode};
@@ -9,11 +15,12 @@ use std::{collections::HashMap, io::Write, path::Path, process::ExitCode};
 /// Parses every line before a model is opened.
 pub fn read(path: &Path) -> Result<Vec<BatchLine>, CliError> {
     let bad = |why: String| CliError::File { path: path.into(), why };
-    let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| bad(format!("cannot be read: {e}; --batch takes a UTF-8 file of JSON lines")))?;
     let mut lines = vec![];
     for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let parsed: BatchLine =
-            serde_json::from_str(line).map_err(|e| bad(format!("line {}: {e}", i + 1)))?;
+            serde_json::from_str(line).map_err(|e| bad(format!("line {}: {}", i + 1, in_column(&e))))?;
         if parsed.prompt.is_some() == parsed.prompt_ids.is_some() {
             return Err(bad(format!("line {}: give either prompt or prompt_ids", i + 1)));
         }
@@ -23,6 +30,13 @@ pub fn read(path: &Path) -> Result<Vec<BatchLine>, CliError> {
         return Err(bad("has no requests; write a JSON object a line, as {\"prompt\": \"Hello\"}".into()));
     }
     Ok(lines)
+}
+
+/// What the parser says, without its own line number, which is always 1.
+fn in_column(e: &serde_json::Error) -> String {
+    let text = e.to_string();
+    let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+    format!("{what} (column {})", e.column())
 }
 
 struct Slot {
@@ -51,7 +65,7 @@ pub fn run(mut engine: LlmEngine, lines: Vec<BatchLine>, args: &GenerateArgs) ->
     let (mut printed, mut events, mut out) = (0, vec![], std::io::stdout().lock());
     loop {
         while let Some(slot) = slots.get(printed).filter(|s| s.done.is_some()) {
-            print(&mut out, &engine, printed, slot, args.json)?;
+            print(&mut out, &engine, printed, slot, args)?;
             printed += 1;
         }
         if engine.is_idle() {
@@ -81,6 +95,7 @@ fn admit(
     };
     let prompt_ids = prompt.ids(engine, chat)?;
     answer.prompt_ids.clone_from(&prompt_ids);
+    let sampling = in_room(sampling, engine, prompt_ids.len());
     Ok(engine.add(GenerateRequest { prompt_ids, sampling })?)
 }
 
@@ -102,19 +117,22 @@ fn print(
     engine: &LlmEngine,
     index: usize,
     slot: &Slot,
-    as_json: bool,
+    args: &GenerateArgs,
 ) -> Result<(), CliError> {
-    match (&slot.done, as_json) {
+    match (&slot.done, args.json) {
         (Some(Ok(f)), true) => {
-            let object: Value = slot.answer.json(engine, f, slot.with_logprobs);
+            let object: Value = slot.answer.json(engine, f, slot.with_logprobs, args.engine.verbose);
             writeln!(out, "{object}")?;
         }
         (Some(Err(e)), true) => {
             writeln!(out, "{}", json!({"prompt_token_ids": slot.answer.prompt_ids, "error": e}))?;
-            eprintln!("headway: request {}: {e}", index + 1);
+            note!("headway: request {}: {e}", index + 1);
+        }
+        (Some(Ok(f)), false) if engine.tokenizer().is_none() => {
+            writeln!(out, "[{}] {:?}", index + 1, f.token_ids)?;
         }
         (Some(Ok(_)), false) => writeln!(out, "[{}] {}", index + 1, slot.answer.text)?,
-        (Some(Err(e)), false) => eprintln!("headway: request {}: {e}", index + 1),
+        (Some(Err(e)), false) => note!("headway: request {}: {e}", index + 1),
         (None, _) => {}
     }
     Ok(())

@@ -1,11 +1,12 @@
-//! `headway chat`: a conversation in the terminal. Ctrl-C stops the answer, not the program.
+//! `headway chat`: a conversation in the terminal, or over a pipe with one message a line. Ctrl-C stops
+//! the answer, not the program.
 
 use super::{CliError, args::ChatArgs, prompt::chat_ids, session};
 use headway_attention::Registry;
 use headway_engine::{Engine, Event, GenerateRequest, LlmEngine, sampling::SamplingParams, text::Message};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::{
-    io::Write,
+    io::{BufRead, IsTerminal, Write},
     process::ExitCode,
     sync::{
         Arc,
@@ -24,40 +25,99 @@ pub fn run(args: ChatArgs, registry: Registry) -> Result<ExitCode, CliError> {
         session::print_report(engine.report());
     }
     engine.chat_template()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-        .map_err(|e| CliError::Usage(format!("Ctrl-C can't be caught here: {e}")))?;
-    let mut editor = DefaultEditor::new().map_err(|e| CliError::Usage(format!("the terminal: {e}")))?;
-    eprintln!("{}; {HELP}", engine.report().model);
+    let mut input = Input::open()?;
+    let stop = Stop::install(matches!(input, Input::Terminal(_)))?;
+    note!("{}; {HELP}", engine.report().model);
     let system: Vec<Message> = args.system.iter().map(Message::system).collect();
     let mut history = system.clone();
-    loop {
-        let line = match editor.readline("> ") {
-            Ok(line) => line,
-            Err(ReadlineError::Interrupted) => continue,
-            Err(ReadlineError::Eof) => return Ok(ExitCode::SUCCESS),
-            Err(e) => return Err(CliError::Usage(format!("the terminal: {e}"))),
-        };
+    while let Some(line) = input.line()? {
         match line.trim() {
-            "" => continue,
-            "/exit" | "/quit" => return Ok(ExitCode::SUCCESS),
-            "/help" => eprintln!("{HELP}"),
+            "" => {}
+            "/exit" | "/quit" => break,
+            "/help" => note!("{HELP}"),
             "/clear" => history.clone_from(&system),
-            text if text.starts_with('/') => eprintln!("unknown command {text}; {HELP}"),
+            text if text.starts_with('/') => note!("unknown command {text}; {HELP}"),
             text => {
-                let _ = editor.add_history_entry(text);
                 history.push(Message::user(text));
-                stop.store(false, Ordering::Relaxed);
-                match answer(&mut engine, &history, &params, &stop) {
+                match stop.during(|flag| answer(&mut engine, &history, &params, flag)) {
                     Ok(text) => history.push(Message::assistant(text)),
+                    Err(e @ CliError::Output(_)) => return Err(e),
                     Err(e) => {
                         history.pop();
-                        eprintln!("headway: {e}");
+                        note!("headway: {e}");
                     }
                 }
             }
         }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where messages come from.
+enum Input {
+    Terminal(Box<DefaultEditor>),
+    Pipe(std::io::Lines<std::io::StdinLock<'static>>),
+}
+
+impl Input {
+    fn open() -> Result<Self, CliError> {
+        let stdin = std::io::stdin();
+        if !stdin.is_terminal() {
+            return Ok(Self::Pipe(stdin.lock().lines()));
+        }
+        let editor = DefaultEditor::new().map_err(|e| CliError::Usage(format!("the terminal: {e}")))?;
+        Ok(Self::Terminal(Box::new(editor)))
+    }
+
+    /// The next line; `None` at the end.
+    fn line(&mut self) -> Result<Option<String>, CliError> {
+        match self {
+            Self::Pipe(lines) => {
+                lines.next().transpose().map_err(|e| CliError::Usage(format!("standard input: {e}")))
+            }
+            Self::Terminal(editor) => loop {
+                match editor.readline("> ") {
+                    Ok(line) => {
+                        let _ = editor.add_history_entry(line.trim());
+                        return Ok(Some(line));
+                    }
+                    Err(ReadlineError::Interrupted) => note!("Ctrl-D or /exit ends"),
+                    Err(ReadlineError::Eof) => return Ok(None),
+                    Err(e) => return Err(CliError::Usage(format!("the terminal: {e}"))),
+                }
+            },
+        }
+    }
+}
+
+/// Ctrl-C: stops an answer; between answers it ends a program that reads from a pipe (in a terminal the
+/// line editor hears it).
+struct Stop {
+    asked: Arc<AtomicBool>,
+    answering: Arc<AtomicBool>,
+}
+
+impl Stop {
+    fn install(terminal: bool) -> Result<Self, CliError> {
+        let stop = Self { asked: Arc::default(), answering: Arc::default() };
+        let (asked, answering) = (stop.asked.clone(), stop.answering.clone());
+        ctrlc::set_handler(move || {
+            if answering.load(Ordering::SeqCst) || terminal {
+                asked.store(true, Ordering::SeqCst);
+            } else {
+                std::process::exit(130);
+            }
+        })
+        .map_err(|e| CliError::Usage(format!("Ctrl-C can't be caught here: {e}")))?;
+        Ok(stop)
+    }
+
+    fn during<T>(&self, f: impl FnOnce(&AtomicBool) -> T) -> T {
+        self.asked.store(false, Ordering::SeqCst);
+        self.answering.store(true, Ordering::SeqCst);
+        let result = f(&self.asked);
+        self.answering.store(false, Ordering::SeqCst);
+        result
     }
 }
 
@@ -69,12 +129,26 @@ fn answer(
     stop: &AtomicBool,
 ) -> Result<String, CliError> {
     let prompt_ids = chat_ids(engine, history)?;
-    let id = engine.add(GenerateRequest { prompt_ids, sampling: params.clone() })?;
+    let (used, most) = (prompt_ids.len(), engine.max_request_tokens());
+    if used >= most {
+        let what = format!("the conversation has {used} tokens, and {most} with the answer are the most");
+        return Err(CliError::Usage(format!("{what}; /clear forgets it")));
+    }
+    let max_tokens = Some(params.max_tokens.unwrap_or(most).min(most - used));
+    let id = engine
+        .add(GenerateRequest { prompt_ids, sampling: SamplingParams { max_tokens, ..params.clone() } })?;
+    let result = stream(engine, stop);
+    // Whatever ended the answer, the request does not outlive it.
+    engine.abort(id);
+    result
+}
+
+fn stream(engine: &mut LlmEngine, stop: &AtomicBool) -> Result<String, CliError> {
     let (mut text, mut events, mut out) = (String::new(), vec![], std::io::stdout().lock());
     loop {
-        if stop.load(Ordering::Relaxed) {
-            engine.abort(id);
-            writeln!(out, " [stopped]")?;
+        if stop.load(Ordering::SeqCst) {
+            writeln!(out)?;
+            note!("[stopped]");
             return Ok(text);
         }
         engine.step(&mut events)?;

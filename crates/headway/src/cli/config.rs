@@ -1,6 +1,7 @@
 //! `--config FILE`: TOML with one `[backend.NAME]` table a backend.
 
 use super::CliError;
+use headway_attention::Registry;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -11,11 +12,29 @@ struct File {
     backend: Map<String, Value>,
 }
 
-/// The backends' tables; none without a file. Fields are checked by the backend that reads them.
-pub fn backend_tables(path: Option<&Path>) -> Result<Map<String, Value>, CliError> {
+/// The tables under the backends' own names; none without a file. A table of a backend that isn't there
+/// is refused, and so is one that its backend doesn't understand.
+pub fn backend_tables(path: Option<&Path>, registry: &Registry) -> Result<Map<String, Value>, CliError> {
     let Some(path) = path else { return Ok(Map::new()) };
     let bad = |why: String| CliError::File { path: path.into(), why };
-    let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-    let file: File = toml::from_str(&text).map_err(|e| bad(e.message().to_owned()))?;
-    Ok(file.backend)
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| bad(format!("cannot be read: {e}; --config takes a TOML file")))?;
+    let file: File = toml::from_str(&text).map_err(|e| bad(in_line(&text, &e)))?;
+    let mut tables = Map::new();
+    for (name, table) in file.backend {
+        let backend = registry.get(&name).map_err(|e| bad(format!("[backend.{name}]: {e}")))?;
+        backend.parse_config(Some(&table)).map_err(|e| bad(e.to_string()))?;
+        if tables.insert(backend.rules().name.to_string(), table).is_some() {
+            return Err(bad(format!("[backend.{name}] is there twice; names differ only in case")));
+        }
+    }
+    Ok(tables)
+}
+
+fn in_line(text: &str, e: &toml::de::Error) -> String {
+    let what = e.message().replace('\n', " ");
+    match e.span().and_then(|s| text.get(..s.start)) {
+        Some(before) => format!("line {}: {what}", before.matches('\n').count() + 1),
+        None => what,
+    }
 }

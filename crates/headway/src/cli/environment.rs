@@ -42,7 +42,7 @@ mod tests {
     fn a_misspelt_variable_is_refused_with_the_nearest() {
         let var = |n: &str| std::iter::once((OsString::from(n), OsString::from("1")));
         let e = refuse_unknown(var("HEADWAY_ATENTION_BACKEND")).unwrap_err().to_string();
-        assert!(e.contains("did you mean HEADWAY_ATTENTION_BACKEND?"), "{e}");
+        assert!(e.contains("(did you mean HEADWAY_ATTENTION_BACKEND?)"), "{e}");
         assert!(refuse_unknown(var("HEADWAY_THREADS")).is_ok());
         assert!(refuse_unknown(var("PATH")).is_ok());
     }

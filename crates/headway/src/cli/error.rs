@@ -25,7 +25,7 @@ pub enum CliError {
         why: String,
     },
     /// An unknown environment variable.
-    #[error("environment variable {name} is unknown{}; unset it (headway generate --help lists those there are)", nearest.as_ref().map(|n| format!(", did you mean {n}?")).unwrap_or_default())]
+    #[error("environment variable {name} is unknown{}; unset it (headway generate --help lists those there are)", nearest.as_ref().map(|n| format!(" (did you mean {n}?)")).unwrap_or_default())]
     Environment {
         /// Its name.
         name: String,
@@ -53,4 +53,11 @@ pub enum CliError {
     /// Backends.
     #[error(transparent)]
     Attention(#[from] AttentionError),
+}
+
+impl CliError {
+    /// Whether standard output was closed by its reader, as `head` does.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(e) if e.kind() == std::io::ErrorKind::BrokenPipe)
+    }
 }

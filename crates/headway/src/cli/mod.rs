@@ -1,5 +1,13 @@
 //! Commands, by the moment when a user types them. [`main`] parses, runs, and turns errors into one
-//! line on standard error and an exit code.
+//! line on standard error and an exit code: 1 for what failed, 2 for what can't be understood.
+
+/// A line on standard error; where that is closed, nothing.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
 
 mod args;
 mod backends;
@@ -10,6 +18,8 @@ mod environment;
 mod error;
 mod generate;
 mod output;
+mod panics;
+mod parse;
 mod prompt;
 mod pull;
 mod sampling;
@@ -18,20 +28,28 @@ mod session;
 pub use error::CliError;
 
 use args::{Cli, Command};
-use clap::Parser;
 use headway_attention::Registry;
 use std::process::ExitCode;
 
 /// Runs the command line. `register` adds a program's own backends, after headway's.
+///
+/// A panic anywhere ends in one line and exit code 101; `RUST_BACKTRACE` brings the usual report back.
 pub fn main(register: impl FnOnce(&mut Registry) -> headway_attention::Result<()>) -> ExitCode {
-    let cli = Cli::parse();
-    match run(cli, register) {
-        Ok(code) => code,
-        Err(e) => {
-            eprintln!("headway: {e}");
-            ExitCode::FAILURE
+    panics::in_one_line(|| {
+        let cli = match parse::parse() {
+            Ok(cli) => cli,
+            Err(code) => return code,
+        };
+        match run(cli, register) {
+            Ok(code) => code,
+            // Whoever read the answer has seen enough of it.
+            Err(e) if e.is_closed_pipe() => ExitCode::SUCCESS,
+            Err(e) => {
+                note!("headway: {e}");
+                ExitCode::FAILURE
+            }
         }
-    }
+    })
 }
 
 fn run(

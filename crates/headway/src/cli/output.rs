@@ -12,8 +12,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The object of a finished request.
-    pub fn json(&self, engine: &LlmEngine, f: &Finished, with_logprobs: bool) -> Value {
+    /// The object of a finished request. `verbose` adds the seed and the prompt tokens found in the cache.
+    pub fn json(&self, engine: &LlmEngine, f: &Finished, with_logprobs: bool, verbose: bool) -> Value {
         let mut o = json!({
             "prompt_token_ids": self.prompt_ids,
             "token_ids": f.token_ids,
@@ -31,9 +31,11 @@ impl Answer {
             "decode_s": t.decode_s,
             "decode_tokens": t.decode_tokens,
         });
-        o["cached_tokens"] = json!(f.cached_tokens);
-        o["seed"] = json!(f.seed);
         o["peak_rss_bytes"] = json!(memory::peak_rss_bytes());
+        if verbose {
+            o["cached_tokens"] = json!(f.cached_tokens);
+            o["seed"] = json!(f.seed);
+        }
         o
     }
 }

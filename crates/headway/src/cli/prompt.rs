@@ -26,8 +26,10 @@ impl Prompt {
         let (text, what) = match (&a.prompt, &a.prompt_file) {
             (Some(p), _) => (p.clone(), "the prompt"),
             (None, Some(file)) => {
-                let bytes = std::fs::read(file)
-                    .map_err(|e| CliError::File { path: file.clone(), why: e.to_string() })?;
+                let bytes = std::fs::read(file).map_err(|e| CliError::File {
+                    path: file.clone(),
+                    why: format!("cannot be read: {e}; --prompt-file takes a UTF-8 file"),
+                })?;
                 let text = String::from_utf8(bytes).map_err(|e| CliError::File {
                     path: file.clone(),
                     why: format!("is not UTF-8 (byte {}); convert it first", e.utf8_error().valid_up_to()),
@@ -57,9 +59,11 @@ fn from_stdin() -> Result<String, CliError> {
         ));
     }
     let mut bytes = vec![];
-    stdin.read_to_end(&mut bytes)?;
-    String::from_utf8(bytes)
-        .map_err(|_| CliError::Usage("standard input is not UTF-8; convert it first".into()))
+    stdin.read_to_end(&mut bytes).map_err(|e| CliError::Usage(format!("standard input: {e}")))?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        CliError::Usage(format!("standard input is not UTF-8 (byte {at}); convert it first"))
+    })
 }
 
 fn tokenizer(engine: &LlmEngine) -> Result<&Tokenizer, CliError> {

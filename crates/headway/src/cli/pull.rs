@@ -3,22 +3,24 @@
 use super::{CliError, args::PullArgs};
 use headway_engine::sources::{self, FetchOptions, ModelSpec, TerminalProgress};
 use serde_json::json;
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 /// Runs the command.
 pub fn run(args: &PullArgs) -> Result<ExitCode, CliError> {
     let spec = ModelSpec::parse(&args.name)?;
     let r = sources::pull(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?;
     let files = r.files.iter().map(|f| json!({"path": f.path, "bytes": f.bytes, "sha256": f.sha256}));
+    let mut out = std::io::stdout().lock();
     if args.json {
-        println!(
+        writeln!(
+            out,
             "{}",
             json!({"name": r.name, "path": r.path, "source": r.source.to_string(), "bytes": r.bytes(), "files": files.collect::<Vec<_>>()})
-        );
+        )?;
     } else {
-        println!("{} from {}: {} bytes in {}", r.name, r.source, r.bytes(), r.path.display());
+        writeln!(out, "{} from {}: {} bytes in {}", r.name, r.source, r.bytes(), r.path.display())?;
         for f in &r.files {
-            println!("  {}  {}", f.sha256.as_deref().unwrap_or("-"), f.path.display());
+            writeln!(out, "  {}  {}", f.sha256.as_deref().unwrap_or("-"), f.path.display())?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,10 +1,10 @@
 //! Sampling options, from the command line or from a line of a batch file.
 
 use super::args::SamplingArgs;
-use headway_engine::sampling::SamplingParams;
+use headway_engine::{Engine, sampling::SamplingParams};
 use serde::Deserialize;
 
-/// Tokens to generate where not asked.
+/// Tokens to generate where not asked and there is room.
 const DEFAULT_MAX_TOKENS: usize = 128;
 
 impl SamplingArgs {
@@ -12,7 +12,7 @@ impl SamplingArgs {
     pub fn params(&self, logprobs: Option<usize>) -> SamplingParams {
         let d = SamplingParams::greedy();
         SamplingParams {
-            max_tokens: Some(self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            max_tokens: self.max_tokens,
             temperature: self.temperature.unwrap_or(d.temperature),
             top_k: self.top_k.unwrap_or(d.top_k),
             top_p: self.top_p.unwrap_or(d.top_p),
@@ -30,12 +30,17 @@ impl SamplingArgs {
     pub fn chat_params(&self) -> SamplingParams {
         let d = self.params(None);
         SamplingParams {
-            max_tokens: self.max_tokens,
             temperature: self.temperature.unwrap_or(0.6),
             top_p: self.top_p.unwrap_or(0.95),
             ..d
         }
     }
+}
+
+/// How many tokens may come after the prompt, where nobody said: the default, or what there is room for.
+pub fn in_room(params: SamplingParams, engine: &impl Engine, prompt_tokens: usize) -> SamplingParams {
+    let room = engine.max_request_tokens().saturating_sub(prompt_tokens).max(1);
+    SamplingParams { max_tokens: params.max_tokens.or(Some(DEFAULT_MAX_TOKENS.min(room))), ..params }
 }
 
 /// One line of a batch file.

@@ -11,8 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Finds the model and opens it.
 pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError> {
-    let mut options = args.options()?;
-    options.registry = Some(registry);
+    let options = args.options(registry)?;
     let spec = ModelSpec::parse(&args.model)?;
     let resolved = sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?;
     let bar = layer_bar();
@@ -23,7 +22,7 @@ pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError
     bar.finish_and_clear();
     let engine = engine?;
     for warning in &engine.report().warnings {
-        eprintln!("headway: warning: {warning}");
+        note!("headway: warning: {warning}");
     }
     Ok(engine)
 }
@@ -38,37 +37,37 @@ fn layer_bar() -> ProgressBar {
 /// What was decided at start-up, for people.
 pub fn print_report(r: &StartupReport) {
     let mib = |b: u64| format!("{:.1} MiB", b as f64 / (1 << 20) as f64);
-    eprintln!("model      {}", r.model);
-    eprintln!("files      {}", r.files);
-    eprintln!("device     {}", r.device);
+    note!("model      {}", r.model);
+    note!("files      {}", r.files);
+    note!("device     {}", r.device);
     for g in &r.groups {
         let block = match g.kernel_block_size == g.block_size {
             true => format!("blocks of {}", g.block_size),
             false => format!("blocks of {}, kernel blocks of {}", g.block_size, g.kernel_block_size),
         };
         let backend = &g.backend;
-        eprintln!("attention  layers {}: {} on {backend}, {block}", runs(&g.layers), g.kind);
+        note!("attention  layers {}: {} on {backend}, {block}", runs(&g.layers), g.kind);
         for refused in &g.refused {
-            eprintln!("           not {}: {}", refused.backend, refused.reasons.join("; "));
+            note!("           not {}: {}", refused.backend, refused.reasons.join("; "));
         }
     }
-    eprintln!(
+    note!(
         "KV cache   {} in {} blocks, layout {}, {} bytes a token",
         mib(r.memory.kv_cache_bytes),
         r.memory.kv_cache_blocks,
         r.kv_cache_layout,
         r.memory.kv_bytes_per_token
     );
-    eprintln!(
+    note!(
         "memory     weights {}, activations {}",
         mib(r.memory.weights_bytes),
         mib(r.memory.activations_bytes)
     );
-    eprintln!("graphs     {}", r.graph_mode.in_force);
+    note!("graphs     {}", r.graph_mode.in_force);
     for (name, o) in &r.options {
         if let Some(because) = o.because.as_ref().filter(|b| *b != "the default") {
             let asked = o.requested.as_deref().unwrap_or("not asked");
-            eprintln!("option     {name}: {} ({asked}): {because}", o.in_force);
+            note!("option     {name}: {} ({asked}): {because}", o.in_force);
         }
     }
 }

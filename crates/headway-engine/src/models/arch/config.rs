@@ -75,6 +75,14 @@ impl<'a> ConfigReader<'a> {
             .ok_or_else(|| self.error(field, format!("is {v}; a number is needed")))
     }
 
+    /// A finite number of at least 0, where given.
+    pub fn opt_non_negative(&self, field: &str) -> Result<Option<f64>, ModelError> {
+        match self.opt_f64(field)? {
+            Some(x) if x < 0.0 => Err(self.error(field, format!("is {x}; a number of at least 0 is needed"))),
+            x => Ok(x),
+        }
+    }
+
     /// A flag, false where not given.
     pub fn flag(&self, field: &str) -> Result<bool, ModelError> {
         match self.get(field) {
@@ -124,7 +132,8 @@ impl<'a> ConfigReader<'a> {
                 .error("rope", format!("theta {theta} with {rotary_dim} rotated elements of {head_size}")));
         }
         let scaling = match parameters.or_else(|| self.get("rope_scaling")) {
-            Some(v) => self.rope_scaling(v, rotary_dim)?,
+            Some(v) if v.is_object() => self.rope_scaling(v, rotary_dim)?,
+            Some(v) => return Err(self.error("rope_scaling", format!("is {v}; an object is needed"))),
             None => None,
         };
         Ok(RopePlan { theta, rotary_dim, style: RopeStyle::Halves, scaling })

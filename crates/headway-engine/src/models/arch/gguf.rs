@@ -63,10 +63,20 @@ impl<'a> Header<'a> {
             intermediate: size("feed_forward_length")?,
             layers: size("block_count")?,
             context: size("context_length")?,
-            eps: m.f32(&format!("{arch}.attention.layer_norm_rms_epsilon"))?,
+            eps: Self::epsilon(file, &format!("{arch}.attention.layer_norm_rms_epsilon"))?,
             file,
             arch,
         })
+    }
+
+    fn epsilon(file: &GgufFile, key: &str) -> Result<f32, ModelError> {
+        let eps = file.metadata().f32(key)?;
+        if eps.is_finite() && eps >= 0.0 {
+            return Ok(eps);
+        }
+        let (file, why) =
+            (file.path().display().to_string(), format!("is {eps}; a number of at least 0 is needed"));
+        Err(ModelError::Field { file, field: key.into(), why })
     }
 
     fn key(&self, name: &str) -> String {
@@ -83,7 +93,8 @@ impl<'a> Header<'a> {
         let m = self.file.metadata();
         let theta = f64::from(m.opt_f32(&self.key("rope.freq_base"))?.unwrap_or(10000.0));
         let rotary_dim = m.opt_usize(&self.key("rope.dimension_count"))?.unwrap_or(self.head_size);
-        if theta <= 0.0 || rotary_dim < 2 || rotary_dim > self.head_size || !rotary_dim.is_multiple_of(2) {
+        let sound = theta > 0.0 && theta.is_finite();
+        if !sound || rotary_dim < 2 || rotary_dim > self.head_size || !rotary_dim.is_multiple_of(2) {
             return Err(self.unsupported(
                 &format!(
                     "a rotary embedding of base {theta} over {rotary_dim} of {} elements",
@@ -96,7 +107,11 @@ impl<'a> Header<'a> {
             None | Some("none") => self.rope_factors(rotary_dim)?,
             Some("linear") => {
                 let factor = f64::from(m.f32(&self.key("rope.scaling.factor"))?);
-                (factor > 0.0).then_some(RopeScaling::Linear { factor })
+                if !(factor > 0.0 && factor.is_finite()) {
+                    let what = format!("linear rope scaling by {factor}");
+                    return Err(self.unsupported(&what, "the file is damaged: convert it again"));
+                }
+                Some(RopeScaling::Linear { factor })
             }
             Some(other) => {
                 return Err(
@@ -130,22 +145,19 @@ impl<'a> Header<'a> {
     }
 
     fn attention(&self, layer: usize, qkv_bias: bool) -> AttentionPlan {
-        let part = |name: &str, bias: bool| {
+        let part = |(name, width): (&str, usize)| {
             let module = format!("blk.{layer}.{name}");
-            (format!("{module}.weight"), bias.then(|| format!("{module}.bias")))
+            (format!("{module}.weight"), qkv_bias.then(|| format!("{module}.bias")), width)
         };
-        let (o, _) = part("attn_output", false);
+        let (q, kv) = (self.heads * self.head_size, self.kv_heads * self.head_size);
+        let qkv = [("attn_q", q), ("attn_k", kv), ("attn_v", kv)];
         AttentionPlan {
             num_heads: self.heads,
             num_kv_heads: self.kv_heads,
             head_size: self.head_size,
             scale: (self.head_size as f64).powf(-0.5) as f32,
-            qkv: LinearPlan {
-                parts: ["attn_q", "attn_k", "attn_v"].map(|n| part(n, qkv_bias)).to_vec(),
-                in_features: self.hidden,
-                out_features: (self.heads + 2 * self.kv_heads) * self.head_size,
-            },
-            o: LinearPlan::single(o, None, self.heads * self.head_size, self.hidden),
+            qkv: LinearPlan::stacked(qkv.map(part), self.hidden),
+            o: LinearPlan::single(format!("blk.{layer}.attn_output.weight"), None, q, self.hidden),
             qk_norm: None,
             rope: 0,
             sliding_window: None,
@@ -156,11 +168,10 @@ impl<'a> Header<'a> {
     fn gated(&self, layer: usize, activation: Activation) -> FeedForwardPlan {
         let name = |n: &str| format!("blk.{layer}.{n}.weight");
         FeedForwardPlan::Gated {
-            gate_up: LinearPlan {
-                parts: vec![(name("ffn_gate"), None), (name("ffn_up"), None)],
-                in_features: self.hidden,
-                out_features: 2 * self.intermediate,
-            },
+            gate_up: LinearPlan::stacked(
+                ["ffn_gate", "ffn_up"].map(|n| (name(n), None, self.intermediate)),
+                self.hidden,
+            ),
             down: LinearPlan::single(name("ffn_down"), None, self.intermediate, self.hidden),
             activation,
         }

@@ -55,7 +55,7 @@ impl Sizes {
             head_size,
             vocab: c.usize("vocab_size")?,
             max_positions: c.usize("max_position_embeddings")?,
-            eps: c.opt_f64("rms_norm_eps")?.unwrap_or(default_eps) as f32,
+            eps: c.opt_non_negative("rms_norm_eps")?.unwrap_or(default_eps) as f32,
         })
     }
 
@@ -76,8 +76,8 @@ impl Names {
         format!("{}.{module}.weight", self.0)
     }
 
-    fn part(&self, module: &str, bias: bool) -> (String, Option<String>) {
-        (self.weight(module), bias.then(|| format!("{}.{module}.bias", self.0)))
+    fn part(&self, module: &str, bias: bool, width: usize) -> (String, Option<String>, usize) {
+        (self.weight(module), bias.then(|| format!("{}.{module}.bias", self.0)), width)
     }
 
     pub(super) fn norm(&self, module: &str, offset: f32) -> NormPlan {
@@ -86,34 +86,26 @@ impl Names {
 
     /// Separate `q_proj`, `k_proj`, `v_proj`.
     pub(super) fn qkv(&self, s: &Sizes, bias: bool) -> LinearPlan {
-        let modules = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
-        LinearPlan {
-            parts: modules.map(|m| self.part(m, bias)).to_vec(),
-            in_features: s.hidden,
-            out_features: (s.heads + 2 * s.kv_heads) * s.head_size,
-        }
+        let (q, kv) = (s.heads * s.head_size, s.kv_heads * s.head_size);
+        let modules = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+        LinearPlan::stacked(modules.map(|(m, width)| self.part(m, bias, width)), s.hidden)
     }
 
     /// One fused projection `module` with the output width of `qkv`.
     pub(super) fn fused_qkv(&self, module: &str, s: &Sizes) -> LinearPlan {
-        LinearPlan { parts: vec![self.part(module, false)], ..self.qkv(s, false) }
+        LinearPlan::single(self.weight(module), None, s.hidden, self.qkv(s, false).out_features)
     }
 
     pub(super) fn o(&self, s: &Sizes, bias: bool) -> LinearPlan {
-        let (w, b) = self.part("self_attn.o_proj", bias);
-        LinearPlan::single(w, b, s.heads * s.head_size, s.hidden)
+        LinearPlan::stacked([self.part("self_attn.o_proj", bias, s.hidden)], s.heads * s.head_size)
     }
 
     /// Separate `gate_proj` and `up_proj`, then `down_proj`.
     pub(super) fn gated(&self, s: &Sizes, activation: Activation, bias: bool) -> FeedForwardPlan {
-        let (down, down_bias) = self.part("mlp.down_proj", bias);
+        let gate_up = ["mlp.gate_proj", "mlp.up_proj"].map(|m| self.part(m, bias, s.intermediate));
         FeedForwardPlan::Gated {
-            gate_up: LinearPlan {
-                parts: ["mlp.gate_proj", "mlp.up_proj"].map(|m| self.part(m, bias)).to_vec(),
-                in_features: s.hidden,
-                out_features: 2 * s.intermediate,
-            },
-            down: LinearPlan::single(down, down_bias, s.intermediate, s.hidden),
+            gate_up: LinearPlan::stacked(gate_up, s.hidden),
+            down: LinearPlan::stacked([self.part("mlp.down_proj", bias, s.hidden)], s.intermediate),
             activation,
         }
     }
@@ -121,7 +113,7 @@ impl Names {
     pub(super) fn fused_gated(&self, module: &str, s: &Sizes, activation: Activation) -> FeedForwardPlan {
         match self.gated(s, activation, false) {
             FeedForwardPlan::Gated { gate_up, down, activation } => FeedForwardPlan::Gated {
-                gate_up: LinearPlan { parts: vec![self.part(module, false)], ..gate_up },
+                gate_up: LinearPlan::single(self.weight(module), None, s.hidden, gate_up.out_features),
                 down,
                 activation,
             },

@@ -1,0 +1,91 @@
+//! `generate --batch`: input order, options a line, lines that fail.
+
+use super::support::{file, generate, llama, without_tokenizer};
+use serde_json::json;
+
+#[test]
+fn answers_come_in_input_order_with_each_lines_options() {
+    let lines = [
+        json!({"prompt_ids": [1, 2, 3], "max_tokens": 24, "ignore_eos": true}),
+        json!({"prompt": "Hello", "max_tokens": 2, "logprobs": 2, "ignore_eos": true}),
+        json!({"prompt_ids": [4], "max_tokens": 5, "temperature": 1.0, "seed": 3, "ignore_eos": true}),
+        json!({"prompt": "Hello", "chat": true, "max_tokens": 1}),
+    ];
+    let text: String = lines.iter().map(|l| format!("{l}\n\n")).collect();
+    let (_dir, path) = file("batch.jsonl", text.as_bytes());
+    let path = path.to_str().unwrap();
+    let r = generate(&llama(), &["--json", "--batch-invariant", "--batch", path]).fine();
+    let all = r.objects();
+    let lengths: Vec<_> = all.iter().map(|o| o["token_ids"].as_array().unwrap().len()).collect();
+    assert_eq!(lengths, [24, 2, 5, 1]);
+    assert_eq!(all[0]["prompt_token_ids"], json!([1, 2, 3]));
+    assert_eq!(all[1]["logprobs"].as_array().unwrap().len(), 2);
+    assert!(all[0].get("logprobs").is_none());
+    assert!(all[3]["prompt_token_ids"].as_array().unwrap().len() > 5, "through the template");
+    // The same request alone.
+    let args = ["--json", "--batch-invariant", "--prompt-ids", "1,2,3", "--max-tokens", "24", "--ignore-eos"];
+    assert_eq!(generate(&llama(), &args).fine().object()["token_ids"], all[0]["token_ids"]);
+    // Plain text has a number before each answer.
+    let plain = generate(&llama(), &["--batch", path]).fine().out;
+    let at: Vec<_> = (1..=4).map(|i| plain.find(&format!("[{i}] ")).expect("a number")).collect();
+    assert!(at.is_sorted(), "{plain}");
+}
+
+#[test]
+fn a_line_that_fails_spoils_no_other() {
+    let lines = [
+        json!({"prompt_ids": [1], "max_tokens": 2, "ignore_eos": true}),
+        json!({"prompt_ids": [99999], "max_tokens": 2}),
+        json!({"prompt": "", "max_tokens": 2}),
+        json!({"prompt_ids": [1], "top_p": 7.0}),
+        json!({"prompt_ids": [1], "max_tokens": 9000}),
+        json!({"prompt_ids": [2], "max_tokens": 3, "ignore_eos": true}),
+    ];
+    let text: String = lines.iter().map(|l| format!("{l}\n")).collect();
+    let (_dir, path) = file("batch.jsonl", text.as_bytes());
+    let r = generate(&llama(), &["--json", "--batch", path.to_str().unwrap()]);
+    assert_eq!(r.code, Some(1));
+    let all = r.objects();
+    assert_eq!(all.len(), 6);
+    for (i, words) in
+        [(1, "outside the vocabulary"), (2, "prompt is empty"), (3, "--top-p"), (4, "--max-model-len")]
+    {
+        assert!(all[i]["error"].as_str().is_some_and(|e| e.contains(words)), "{}", all[i]);
+        assert!(r.err.contains(&format!("request {}: ", i + 1)), "{}", r.err);
+    }
+    assert_eq!(all[0]["token_ids"].as_array().unwrap().len(), 2);
+    assert_eq!(all[5]["token_ids"].as_array().unwrap().len(), 3);
+    assert_eq!(r.err.lines().count(), 4, "{}", r.err);
+}
+
+#[test]
+fn files_that_can_not_be() {
+    for (text, words) in [
+        ("", "has no requests"),
+        ("\n\n", "has no requests"),
+        ("{\"prompt\": \"a\"}\n{\"prompt\": ", "line 2: EOF while parsing"),
+        ("\n{\"promt\": \"a\"}\n", "line 2: unknown field `promt`"),
+        ("{\"max_tokens\": 3}\n", "line 1: give either prompt or prompt_ids"),
+        ("{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "line 1: give either prompt or prompt_ids"),
+        ("{\"prompt_ids\": [-1]}\n", "line 1: invalid value: integer `-1`"),
+        ("[1, 2]\n", "line 1: "),
+    ] {
+        let (_dir, path) = file("batch.jsonl", text.as_bytes());
+        generate(&llama(), &["--batch", path.to_str().unwrap()]).refused(&["batch.jsonl: ", words]);
+    }
+    let (_dir, path) = file("batch.jsonl", b"{\"prompt\": \"caf\xe9\"}\n");
+    generate(&llama(), &["--batch", path.to_str().unwrap()]).refused(&["batch.jsonl", "UTF-8"]);
+    generate(&llama(), &["--batch", "/nowhere.jsonl"]).refused(&["/nowhere.jsonl: cannot be read"]);
+    let (_dir, path) = file("batch.jsonl", b"{\"prompt_ids\": [1]}\n");
+    generate(&llama(), &["--batch", path.to_str().unwrap(), "--top-p", "3"]).refused(&["--top-p"]);
+}
+
+#[test]
+fn a_line_that_needs_a_tokenizer_says_so() {
+    let (_dir, path) =
+        file("batch.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt_ids\": [1], \"max_tokens\": 2}\n");
+    let r = generate(&without_tokenizer(), &["--batch", path.to_str().unwrap()]);
+    assert_eq!(r.code, Some(1));
+    assert!(r.err.contains("request 1: the model came without a tokenizer"), "{}", r.err);
+    assert!(r.out.starts_with("[2] ["), "{}", r.out);
+}

@@ -1,0 +1,11 @@
+//! The built program, run as a user runs it: on the tiny checkpoints of the project and on files made
+//! for a test. Not for right answers: the engine's golden tests hold those.
+
+mod bad_files;
+mod bad_options;
+mod batch;
+mod chat;
+mod commands;
+mod generate;
+mod startup;
+mod support;

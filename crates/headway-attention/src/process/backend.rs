@@ -11,7 +11,7 @@ use std::borrow::Borrow;
 /// The associated types tie the three together: `Impl` reads the metadata that `Builder` makes, on
 /// the `Exec` that both run on. Handing a layer another backend's metadata does not compile.
 ///
-/// `examples/add-a-backend` is a complete backend outside the workspace.
+/// `headway-cpu/src/backends/cpu_attn` is a complete one.
 ///
 /// ```
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }

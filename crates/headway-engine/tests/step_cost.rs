@@ -49,11 +49,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A copy of a checkpoint that says it has `layers` layers.
+/// A copy of a checkpoint with its first `layers` layers alone.
 fn shortened(name: &str, layers: usize, dir: &Path) -> PathBuf {
     let (from, to) = (testdata::model_dir(name).unwrap(), dir.join(format!("{name}-{layers}")));
     fs::create_dir_all(&to).unwrap();
-    fs::copy(from.join("model.safetensors"), to.join("model.safetensors")).unwrap();
+    let bytes = fs::read(from.join("model.safetensors")).unwrap();
+    let all = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let is_kept = |name: &str| {
+        let rest = name.strip_prefix("model.layers.").and_then(|r| r.split('.').next());
+        rest.and_then(|n| n.parse::<usize>().ok()).is_none_or(|n| n < layers)
+    };
+    let kept: Vec<_> = all.tensors().into_iter().filter(|(name, _)| is_kept(name)).collect();
+    fs::write(to.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
     let text = fs::read_to_string(from.join("config.json")).unwrap();
     let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
     config["num_hidden_layers"] = layers.into();

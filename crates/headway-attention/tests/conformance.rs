@@ -18,6 +18,8 @@ mod grouping;
 mod kernel_blocks;
 #[path = "conformance/layout.rs"]
 mod layout;
+#[path = "conformance/metadata/mod.rs"]
+mod metadata;
 #[path = "conformance/read.rs"]
 mod read;
 #[path = "conformance/runner.rs"]
@@ -51,6 +53,7 @@ const TABLES: &[(&str, Case)] = &[
     ("kernel_blocks", kernel_blocks::kernel_blocks),
     ("grouping", grouping::grouping),
     ("runner_build", runner::runner_build),
+    ("metadata", metadata::metadata),
 ];
 
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! Lifetime: the model, per attention group. Builders, the groups themselves, what the KV cache of a
 //! group looks like, and graph modes.
 
+pub mod arith;
 pub mod builder;
 pub mod graph;
 pub mod groups;

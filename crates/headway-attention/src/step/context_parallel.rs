@@ -18,6 +18,12 @@ pub fn local_seq_lens(seq_lens: &[i32], cp: ContextParallel) -> Vec<i32> {
     seq_lens.iter().map(|&s| local_seq_len(s, cp)).collect()
 }
 
+/// At least what any rank holds of a sequence of at most this length. Divisible by `interleave`.
+pub fn max_local_seq_len(max_seq_len: usize, cp: ContextParallel) -> usize {
+    let turn = cp.interleave.max(1);
+    max_seq_len.div_ceil(cp.size.max(1) * turn) * turn
+}
+
 /// Base of a log-sum-exp. It is part of the interface: kernels differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogBase {

@@ -12,6 +12,8 @@ pub enum Why {
     AnyBlockSize,
     /// Groups of attention layers share metadata too.
     AllKindsShare,
+    /// Builders of kinds of layer that no backend here implements.
+    OutOfScope,
 }
 
 impl Why {
@@ -29,6 +31,10 @@ impl Why {
             Self::AllKindsShare => {
                 "groups that differ in the block table alone share metadata whatever their kind (the windows of a \
                  hybrid model); the reference does it for state-space layers only"
+            }
+            Self::OutOfScope => {
+                "out of scope until a backend here implements them: the builders of GDN, LINEAR, SHORT_CONV, MAMBA1, \
+                 FLASH_ATTN_MLA_SPARSE, FLASHINFER_MLA_SPARSE"
             }
             Self::AnyBlockSize => {
                 "a rule book without kernel block sizes takes any, in selection as at start-up; the reference \

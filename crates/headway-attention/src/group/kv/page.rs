@@ -58,7 +58,7 @@ impl AttentionSpec {
     }
 }
 
-pub(super) fn gcd(a: usize, b: usize) -> usize {
+pub(in crate::group) fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 

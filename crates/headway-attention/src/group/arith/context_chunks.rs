@@ -69,6 +69,27 @@ pub struct ContextChunk {
 
 /// All chunks of a step's prefills. Lists of all chunks lie one after another, so that each goes to a
 /// device in one copy; the methods give a chunk's part.
+///
+/// ```
+/// use headway_attention::{ContextParallel, group::arith::context_chunks::{ChunkWorkspace, ContextChunks}};
+/// // Three prefills with 300, 0 and 500 tokens of context; pages of 64; a workspace of 512 tokens.
+/// let workspace =
+///     ChunkWorkspace { tokens: 512, alignment: 64, context_parallel: ContextParallel::default() };
+/// let mut plan = ContextChunks::default();
+/// plan.fill([300, 0, 500], &[0, 8, 16, 24], &workspace)?;
+/// // A chunk ends before a prefill without context.
+/// assert_eq!(plan.without_context, [8..16]);
+/// assert_eq!(plan.chunks[0].requests, 0..1);
+/// assert_eq!((plan.starts(&plan.chunks[1]), plan.lens(&plan.chunks[1])), (&[0][..], &[500][..]));
+///
+/// // Without it the second request is cut at a page, and goes on as the first of the next chunk.
+/// plan.fill([300, 500], &[0, 8, 16], &workspace)?;
+/// let [first, second] = &plan.chunks[..] else { panic!() };
+/// assert_eq!((plan.starts(first), plan.lens(first)), (&[0, 0][..], &[300, 192][..]));
+/// assert_eq!((plan.starts(second), plan.lens(second)), (&[192][..], &[308][..]));
+/// assert!(second.is_continuation);
+/// # Ok::<(), headway_attention::AttentionError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ContextChunks {
     /// The chunks, in the order of requests. Empty where no prefill has context.

@@ -103,13 +103,11 @@ pub struct FlashAttnConfig {
 pub struct FlashAttnStep {
     /// Most pieces of a row's keys.
     pub max_num_splits: usize,
-    /// The scheduler's call; `None`: it isn't called. Its key lengths are `seq_lens`, or this rank's share
-    /// of the context where there is one.
+    /// The scheduler's call; `None`: it isn't called. Its key lengths are `seq_lens`, or
+    /// [`local_context_lens`] under decode context parallelism.
     pub schedule: Option<ScheduleCall>,
-    /// Under decode context parallelism, `[num_reqs]`, tokens: what this rank holds of each request's
-    /// context. Empty without.
-    pub local_context_lens: Vec<i32>,
-    /// At least the longest of any rank; 0: no request has context, so attention to it is left out.
+    /// Under decode context parallelism at least the most context that any rank holds of a request; 0: no
+    /// request has context, so attention to it is left out.
     pub max_local_context_len: usize,
     /// Which rows attend to context: decodes, then extends; prefills don't. Zero in a batch of single
     /// tokens, where all rows do, and without decode context parallelism.
@@ -117,11 +115,10 @@ pub struct FlashAttnStep {
 }
 
 impl FlashAttnStep {
-    /// Computes a step.
+    /// Computes a step from the lengths' bounds on the host.
     ///
     /// # Errors
-    /// Causality by request, which one schedule for the batch can't have; lengths that aren't on the host,
-    /// under decode context parallelism.
+    /// Causality by request, which one schedule for the batch can't have.
     pub fn fill(&mut self, common: &CommonAttentionMetadata, config: &FlashAttnConfig) -> Result<()> {
         let inputs = &common.inputs;
         let cp = config.context_parallel;
@@ -131,12 +128,11 @@ impl FlashAttnStep {
             let graph = config.max_graph_tokens.filter(|_| config.ahead_of_time);
             self.max_num_splits = max_num_splits(inputs.num_actual_tokens, graph, config.batch_invariant);
         }
-        self.local_context_lens.clear();
         self.max_local_context_len = 0;
         self.context_split = ThreeWaySplit::default();
         let (mut causal, mut max_key_len) = (true, inputs.max_seq_len);
         if cp.size > 1 {
-            let some_context = self.context(common, cp)?;
+            let some_context = self.context(common, cp);
             (causal, max_key_len) = (false, self.max_local_context_len);
             if !some_context {
                 self.schedule = None;
@@ -167,25 +163,30 @@ impl FlashAttnStep {
         Ok(())
     }
 
-    /// The context's share. Returns whether any request has context, by the lengths' bounds.
-    fn context(&mut self, common: &CommonAttentionMetadata, cp: ContextParallel) -> Result<bool> {
+    /// The context's share. Returns whether any request has context.
+    fn context(&mut self, common: &CommonAttentionMetadata, cp: ContextParallel) -> bool {
         let inputs = &common.inputs;
-        let (q, bound) = (inputs.query_start_loc.host(), &inputs.seq_lens_upper_bound);
-        let exact = inputs.seq_lens.host().ok_or_else(|| {
-            AttentionError::Inputs(
-                "local context lengths need seq_lens on the host; they are not there".into(),
-            )
-        })?;
-        self.local_context_lens.extend(context_lens(q, exact).map(|c| local_seq_len(c, cp)));
+        let (q, lens) = (inputs.query_start_loc.host(), &inputs.seq_lens_upper_bound);
         if inputs.max_query_len > 1 {
             let tokens = inputs.num_actual_tokens;
-            self.context_split =
-                split_decodes_prefills_and_extends(q, bound, tokens, inputs.max_query_len, 1);
+            self.context_split = split_decodes_prefills_and_extends(q, lens, tokens, inputs.max_query_len, 1);
         }
-        let some_context = context_lens(q, bound).any(|c| c > 0);
+        let some_context = context_lens(q, lens).any(|c| c > 0);
         if some_context {
             self.max_local_context_len = max_local_seq_len(inputs.max_seq_len, cp);
         }
-        Ok(some_context)
+        some_context
     }
+}
+
+/// `[num_reqs]`, tokens: what this rank holds of each request's context. Takes the exact lengths: where a
+/// device decides how many drafts were accepted, it is the device that computes this.
+pub fn local_context_lens(
+    query_start_loc: &[i32],
+    seq_lens: &[i32],
+    cp: ContextParallel,
+    out: &mut Vec<i32>,
+) {
+    out.clear();
+    out.extend(context_lens(query_start_loc, seq_lens).map(|c| local_seq_len(c, cp)));
 }

@@ -142,7 +142,8 @@ pub struct FlashInferStep {
 }
 
 impl FlashInferStep {
-    /// Computes a step. Lengths are read by their bound on the host.
+    /// Computes a step from the lengths' bounds on the host. A planned half needs them exact, since it
+    /// attends to all that its page lists hold.
     ///
     /// # Errors
     /// Causality by request; a request longer than its row of the block table; as

@@ -72,17 +72,12 @@ impl Mamba2Step {
         self.has_initial_state.contains(&true)
     }
 
-    /// Computes a step. Reads the lengths on the host; only decodes that verify drafts may have a length
-    /// below its bound, and then only where `seq_lens` are on the host too.
+    /// Computes all but the states, from the lengths' bounds on the host, which are exact for prefills.
     ///
     /// # Errors
-    /// Nothing says which requests still prefill; lengths that aren't on the host; a block table too
-    /// narrow for a state.
+    /// Nothing says which requests still prefill; a chunk size of 0.
     pub fn fill(&mut self, common: &CommonAttentionMetadata, config: &Mamba2Config) -> Result<()> {
         let inputs = &common.inputs;
-        let seq_lens = inputs.seq_lens.host().ok_or_else(|| {
-            AttentionError::Inputs("state indices need seq_lens on the host, and they are not there".into())
-        })?;
         self.split = common.split(&SplitOptions {
             threshold: config.reorder_batch_threshold(),
             require_uniform: false,
@@ -90,8 +85,6 @@ impl Mamba2Step {
         })?;
         let q = inputs.query_start_loc.host();
         let (n, decodes) = (inputs.num_reqs, self.split.decodes);
-        self.states(common, seq_lens, config)?;
-
         self.decode_start_loc.clear();
         if config.num_speculative_tokens > 0 && decodes > 0 {
             self.decode_start_loc.extend_from_slice(&q[..=decodes]);
@@ -101,17 +94,21 @@ impl Mamba2Step {
         if decodes < n {
             rebase(q, decodes..n, &mut self.prefill_start_loc);
         }
-        let context = context_lens(&q[decodes..], &seq_lens[decodes..]);
+        let context = context_lens(&q[decodes..], &inputs.seq_lens_upper_bound[decodes..]);
         self.has_initial_state.extend(context.clone().map(|c| c > 0));
         self.chunks.fill(context, &self.prefill_start_loc, config.chunk_size, None)?;
         self.conv.fill(&self.prefill_start_loc, CONV_BLOCK);
         Ok(())
     }
 
-    /// The block-table-only part: another group's states for the same batch.
+    /// The blocks of the states, by the split that [`Mamba2Step::fill`] made. Alone it is the
+    /// block-table-only update: another group's states for the same batch. Takes the exact lengths: where
+    /// a device decides how many drafts were accepted, and states at block ends are kept, it is the device
+    /// that computes this.
     ///
     /// # Errors
-    /// A block table too narrow for a state.
+    /// A block table too narrow for a state, or with fewer rows than there are lengths; fewer lengths than
+    /// decodes.
     pub fn states(
         &mut self,
         common: &CommonAttentionMetadata,
@@ -131,7 +128,14 @@ impl Mamba2Step {
                 "{drafts} drafted tokens need {needs} blocks a request; the block table has {width}"
             )));
         }
-        let (decode, prefill) = self.blocks.split_at(self.split.decodes * width);
+        let of_decodes = self.split.decodes * width;
+        let Some((decode, prefill)) = self.blocks.split_at_checked(of_decodes) else {
+            return Err(AttentionError::Inputs(format!(
+                "{} lengths for {} decodes",
+                seq_lens.len(),
+                self.split.decodes
+            )));
+        };
         self.decode_states.clear();
         self.decode_states.extend(decode.chunks_exact(width).flat_map(|row| &row[..needs]));
         self.prefill_states.clear();

@@ -123,6 +123,22 @@ impl MlaStep {
     }
 }
 
+/// Refuses to capture a batch that isn't of decodes alone: prefills go through chunks on the host.
+///
+/// # Errors
+/// A request with more new tokens than a decode has.
+pub fn capture_decodes_only(common: &CommonAttentionMetadata, threshold: usize) -> Result<()> {
+    let inputs = &common.inputs;
+    if inputs.max_query_len > threshold || inputs.num_reqs > inputs.num_actual_tokens * threshold {
+        return Err(AttentionError::Graph(format!(
+            "latent attention captures batches of decodes with at most {threshold} new tokens each, not {} requests \
+             with {} new tokens in all and up to {} each; --graph-mode FULL_DECODE_ONLY captures no other",
+            inputs.num_reqs, inputs.num_actual_tokens, inputs.max_query_len
+        )));
+    }
+    Ok(())
+}
+
 /// `[decodes]`, tokens: what the decode kernel reads of each request on this rank.
 pub fn decode_key_lens(seq_lens: &[i32], cp: ContextParallel) -> impl Iterator<Item = i32> + '_ {
     seq_lens.iter().map(move |&s| if cp.size > 1 { local_seq_len(s, cp) } else { s })

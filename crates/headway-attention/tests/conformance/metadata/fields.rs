@@ -54,10 +54,25 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object inside; `None` where it is null or missing.
+    /// An object inside; `None` where it is null. Something else isn't understood.
     pub fn inner(&mut self, name: &str) -> Option<Fields<'a>> {
         let at = format!("{}{name}.", self.at);
-        Fields::of(&at, self.take(name))
+        let there = self.object.contains_key(name);
+        let v = self.take(name);
+        let fields = Fields::of(&at, v);
+        if !there || (fields.is_none() && !v.is_null()) {
+            self.outcomes.push(Outcome::NotUnderstood(format!("{}{name}: {v}", self.at)));
+        }
+        fields
+    }
+
+    /// A list inside. Something else isn't understood.
+    pub fn list(&mut self, name: &str) -> &'a [Value] {
+        let v = self.take(name);
+        if !v.is_array() {
+            self.outcomes.push(Outcome::NotUnderstood(format!("{}{name}: {v}", self.at)));
+        }
+        v.as_array().map_or(&[], Vec::as_slice)
     }
 
     /// Adds what comparing something inside gave.
@@ -79,7 +94,7 @@ pub fn omitted(shape: &[usize], dtype: &str) -> Value {
     serde_json::json!({"shape": shape, "dtype": dtype, "values_omitted": true})
 }
 
-/// Rows of a matrix; `None` rather than empty rows for a width of 0.
+/// Rows of a matrix; of a width of 0 there are none.
 pub fn rows<T: Clone + Into<Value>>(values: &[T], width: usize) -> Vec<Vec<T>> {
     values.chunks(width.max(1)).map(<[T]>::to_vec).collect()
 }

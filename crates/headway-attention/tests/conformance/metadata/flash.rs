@@ -11,7 +11,7 @@ use crate::{
 use headway_attention::{
     Result,
     group::arith::{
-        flash_attn::{FlashAttnConfig, FlashAttnStep, ScheduleCall, schedule_len},
+        flash_attn::{FlashAttnConfig, FlashAttnStep, ScheduleCall, local_context_lens, schedule_len},
         triton::{SOFTMAX_SEGMENTS, SegmentConfig, SoftmaxSegments},
     },
 };
@@ -70,7 +70,8 @@ pub fn flash_attn(i: &Value, e: &Value) -> Result<Outcome> {
     f.is("max_seq_len", inputs.max_seq_len);
     f.is("causal", common.causal().of(0));
     f.is("max_num_splits", ours.max_num_splits);
-    let local = &ours.local_context_lens;
+    let mut local = vec![];
+    local_context_lens(inputs.query_start_loc.host(), seq_lens(&common), cp, &mut local);
     f.is("dcp_context_kv_lens", if cp.size > 1 { json!(local) } else { Value::Null });
     f.is("max_dcp_context_kv_len", ours.max_local_context_len);
     let s = &ours.context_split;
@@ -80,7 +81,7 @@ pub fn flash_attn(i: &Value, e: &Value) -> Result<Outcome> {
     f.is("num_prefill_tokens", s.extend_tokens);
     match (&ours.schedule, f.inner("scheduler_call")) {
         (Some(call), Some(theirs)) => {
-            let key_lens = if cp.size > 1 { local } else { seq_lens(&common) };
+            let key_lens = if cp.size > 1 { &local } else { seq_lens(&common) };
             f.add(schedule(theirs, call, key_lens, inputs.query_start_loc.host()));
         }
         (None, None) => {}

@@ -65,8 +65,8 @@ pub fn flashinfer(i: &Value, e: &Value) -> Result<Outcome> {
     f.add(prefill(theirs, &ours, &common));
     let theirs = f.inner("decode");
     f.add(decode(theirs, &ours, &common, &config));
-    let plans = f.take("plans").as_array().cloned().unwrap_or_default();
-    f.add(all_plans(&plans, &ours, &common, &config));
+    let plans = f.list("plans");
+    f.add(all_plans(plans, &ours, &common, &config));
     Ok(f.done())
 }
 

@@ -99,12 +99,12 @@ fn prefill(
             c.is("empty_token_slices", context.without_context.iter().map(slice).collect::<Vec<_>>());
             // Collectives are the device's.
             c.constant("dcp_manager", Value::Null);
-            let theirs = c.take("chunks").as_array().cloned().unwrap_or_default();
+            let theirs = c.list("chunks");
             if theirs.len() != context.chunks.len() {
                 let n = context.chunks.len();
                 c.add(Outcome::Differs(format!("{n} chunks, expected {}", theirs.len())));
             }
-            for (k, (chunk, t)) in context.chunks.iter().zip(&theirs).enumerate() {
+            for (k, (chunk, t)) in context.chunks.iter().zip(theirs).enumerate() {
                 c.add(one_chunk(k, t, chunk, context, config.workspace.context_parallel));
             }
             f.add(c.done());

@@ -40,6 +40,7 @@ pub fn mamba2(i: &Value, e: &Value) -> Result<Outcome> {
     };
     let mut ours = Mamba2Step::default();
     ours.fill(&common, &config)?;
+    ours.states(&common, seq_lens(&common), &config)?;
     let some = ours.split.prefills > 0;
     let list = |v: &[i32], there: bool| if there { json!(v) } else { Value::Null };
 

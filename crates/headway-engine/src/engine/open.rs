@@ -4,7 +4,8 @@ use super::llm::LlmEngine;
 use crate::{
     kv::{KvCacheManager, KvGroupPolicy},
     loading::{self, LoadError, ModelFiles, ModelKind},
-    options::EngineOptions,
+    models::dummy,
+    options::{EngineOptions, LoadFormat},
     runner::{StartupError, startup::Startup},
     sampling::Sampler,
     scheduler::{Scheduler, SchedulerConfig, SchedulerError, StepPlan},
@@ -28,7 +29,10 @@ impl LlmEngine {
         progress: OpenProgress<'_>,
     ) -> Result<Self, StartupError> {
         let started = Instant::now();
-        let files = loading::open(path)?;
+        let files = match options.load_format {
+            LoadFormat::Auto => loading::open(path)?,
+            LoadFormat::Dummy => dummy::open(path)?,
+        };
         let tokenizer = tokenizer(&files, path)?;
         let eos_ids = eos_ids(&files, tokenizer.as_ref())?;
         let startup = Startup::run(&files, options, progress)?;

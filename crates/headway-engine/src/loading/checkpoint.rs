@@ -34,6 +34,13 @@ pub trait Checkpoint: Send + Sync {
 
     /// Bytes of all tensors together.
     fn total_bytes(&self) -> u64;
+
+    /// The type of the largest tensor; `None` where there is none.
+    fn main_dtype(&self) -> Option<WeightType> {
+        let names = self.names();
+        let largest = names.iter().filter_map(|n| self.get(n).ok()).max_by_key(Weight::elems);
+        largest.map(|w| w.dtype())
+    }
 }
 
 /// `210 Q4_1, 61 F32`: how many tensors there are of each type, the most frequent first.

@@ -26,5 +26,5 @@ pub use checkpoint::Checkpoint;
 pub use error::LoadError;
 pub use gguf::GgufFile;
 pub use mmap::map_file;
-pub use open::{HfFiles, ModelFiles, ModelKind, open};
+pub use open::{HfFiles, ModelFiles, ModelKind, hf_files, open};
 pub use safetensors::SafetensorsCheckpoint;

@@ -192,19 +192,28 @@ fn open_hf(
     if !config_path.exists() {
         return Err(LoadError::MissingFiles { path: root.to_owned(), missing: vec!["config.json".into()] });
     }
+    let files = hf_files(config_path)?;
+    let checkpoint = Arc::new(checkpoint?);
+    Ok(ModelFiles { root: root.to_owned(), kind: ModelKind::Safetensors(Box::new(files)), checkpoint })
+}
+
+/// `config.json` and the files beside it, without the weights.
+///
+/// # Errors
+/// A file that can't be read or parsed; a quantised checkpoint format.
+pub fn hf_files(config_path: PathBuf) -> Result<HfFiles, LoadError> {
+    let root = &directory_of(&config_path);
     let config = json::read(&config_path)?;
     refuse_quantised(&config_path, &config)?;
-    let checkpoint = Arc::new(checkpoint?);
     let tokenizer = root.join("tokenizer.json");
-    let files = HfFiles {
+    Ok(HfFiles {
         config,
         config_path,
         generation_config: json::read_optional(&root.join("generation_config.json"))?,
         tokenizer_json: tokenizer.is_file().then_some(tokenizer),
         tokenizer_config: json::read_optional(&root.join("tokenizer_config.json"))?,
         chat_template: chat_template(root)?,
-    };
-    Ok(ModelFiles { root: root.to_owned(), kind: ModelKind::Safetensors(Box::new(files)), checkpoint })
+    })
 }
 
 fn chat_template(root: &Path) -> Result<Option<String>, LoadError> {

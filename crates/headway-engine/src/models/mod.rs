@@ -3,6 +3,7 @@
 
 pub mod arch;
 pub mod decoder;
+pub mod dummy;
 pub mod error;
 mod load;
 pub mod plan;

@@ -2,10 +2,7 @@
 //! this build refuses by name.
 
 use super::StartupError;
-use crate::{
-    models::ModelPlan,
-    options::{EngineOptions, LoadFormat},
-};
+use crate::{models::ModelPlan, options::EngineOptions};
 use headway_attention::KvCacheSpec;
 
 /// Limits in force.
@@ -132,13 +129,6 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
             false => format!("unknown; there are: {}", GRAPH_MODES.join(", ")),
         };
         return Err(StartupError::Option { option: "--graph-mode", value: mode.into(), why });
-    }
-    if o.load_format == LoadFormat::Dummy {
-        return Err(StartupError::NotYet {
-            option: "--load-format",
-            value: "dummy".into(),
-            supported: "supported: auto".into(),
-        });
     }
     Ok(())
 }

@@ -46,9 +46,7 @@ pub fn model_dtype(files: &ModelFiles) -> DType {
             return DType::F16;
         }
     }
-    let names = files.checkpoint.names();
-    let largest = names.iter().filter_map(|n| files.checkpoint.get(n).ok()).max_by_key(|w| w.elems());
-    match largest.map(|w| w.dtype()) {
+    match files.checkpoint.main_dtype() {
         Some(WeightType::F32) => DType::F32,
         Some(WeightType::BF16) => DType::BF16,
         _ => DType::F16,

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     loading::ModelFiles,
     models::{Decoder, ModelPlan, unused},
-    options::{DTypeOption, EngineOptions},
+    options::{DTypeOption, EngineOptions, LoadFormat},
 };
 use headway_attention::{AttentionGroup, KvCacheSpec, group::plan::KvCachePlan, process::select::Selection};
 use headway_tensor::DType;
@@ -42,6 +42,9 @@ pub(super) fn report(
     r.warnings = selections.iter().flat_map(|s| s.warnings.iter().cloned()).collect();
     r.warnings.extend(cache.warnings.iter().cloned());
     r.warnings.dedup();
+    if options.load_format == LoadFormat::Dummy {
+        r.warnings.push("--load-format dummy: the weights are random; the answers mean nothing".into());
+    }
     r.memory.weights_bytes = files.checkpoint.total_bytes();
     r.memory.kv_cache_blocks = cache.num_blocks;
     r.memory.kv_bytes_per_token = cache

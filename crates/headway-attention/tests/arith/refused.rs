@@ -8,9 +8,9 @@ use headway_attention::{
             flash_attn::{
                 FlashAttnConfig, FlashAttnStep, MAX_SPLITS_IN_GRAPH, SPLITS_BY_KERNEL, kernel_window,
             },
-            flashinfer::{DecodeKernel, FlashInferStep, PrefillKernel, kernels},
+            flashinfer::{DecodeKernel, FlashInferStep, PrefillKernel, kernels, reorder_batch_threshold},
             mamba2::{Mamba2Config, Mamba2Step},
-            mla::{MlaStep, capture_decodes_only},
+            mla::{DecodeQueries, MlaStep, capture_decodes_only},
         },
         kv::spec::MambaCacheMode,
     },
@@ -94,4 +94,23 @@ fn kernels_by_capability() {
     assert_eq!(kernels((9, 0), None), (D::Xqa, P::Planned));
     assert_eq!(kernels((10, 0), Some(true)), (D::TrtllmGen, P::TrtllmGen));
     assert_eq!(kernels((10, 0), Some(false)), (D::Planned, P::Planned));
+}
+
+#[test]
+fn how_many_new_tokens_make_a_decode() {
+    let (alone, ranks) =
+        (ContextParallel::default(), ContextParallel { size: 2, ..ContextParallel::default() });
+    let of = |q: DecodeQueries, cp, over| q.reorder_batch_threshold(128, 200, cp, over);
+    assert_eq!(of(DecodeQueries::Single, alone, true), 1);
+    assert_eq!(of(DecodeQueries::Uniform, alone, false), 201);
+    assert_eq!(DecodeQueries::Varlen.reorder_batch_threshold(512, 3, alone, false), 512);
+    assert_eq!((of(DecodeQueries::Varlen, ranks, false), of(DecodeQueries::Varlen, ranks, true)), (1, 201));
+    for (capability, with, without) in [(7, 4, 4), (8, 4, 4), (9, 4, 1), (10, 4, 1), (11, 1, 1), (12, 4, 1)] {
+        let of = |without_plan, cp| {
+            let (decode, _) = kernels((capability, 0), without_plan);
+            reorder_batch_threshold((capability, 0), decode, 3, cp)
+        };
+        let ours = (of(None, alone), of(Some(false), alone), of(None, ranks));
+        assert_eq!(ours, (with, without, 1), "capability {capability}");
+    }
 }

@@ -6,7 +6,7 @@ use super::{
     pages::PageLists,
 };
 use crate::{
-    AttentionError, Causal, CommonAttentionMetadata, Result,
+    AttentionError, Causal, CommonAttentionMetadata, ContextParallel, Result,
     group::kv::block_table::BlockRows,
     step::batch::{BatchSplit, SplitOptions},
 };
@@ -42,6 +42,18 @@ pub fn kernels(capability: (u32, u32), without_plan: Option<bool>) -> (DecodeKer
         9 | 12 => (DecodeKernel::Xqa, PrefillKernel::Planned),
         _ => (DecodeKernel::Planned, PrefillKernel::Planned),
     }
+}
+
+/// Most new tokens of a decode on a device of this compute capability: drafts are verified as decodes,
+/// except by planned decodes from capability 9 on, and where ranks share a request's tokens.
+pub fn reorder_batch_threshold(
+    capability: (u32, u32),
+    decode: DecodeKernel,
+    num_speculative_tokens: usize,
+    cp: ContextParallel,
+) -> usize {
+    let several = decode != DecodeKernel::Planned || capability.0 < 9;
+    if several && cp.size <= 1 { 1 + num_speculative_tokens } else { 1 }
 }
 
 /// What a group's steps are computed by.

@@ -32,10 +32,19 @@ pub enum DecodeQueries {
 }
 
 impl DecodeQueries {
-    /// Most new tokens of a decode: a kernel that takes several verifies drafts as decodes.
-    pub fn reorder_batch_threshold(self, kernel_most: usize, num_speculative_tokens: usize) -> usize {
+    /// Most new tokens of a decode. A kernel that takes several takes at least `kernel_most`, and verifies
+    /// drafts as decodes. Where ranks share a request's tokens it is one, unless `several_over_ranks`: the
+    /// kernel knows which of a rank's keys each of several new tokens sees.
+    pub fn reorder_batch_threshold(
+        self,
+        kernel_most: usize,
+        num_speculative_tokens: usize,
+        cp: ContextParallel,
+        several_over_ranks: bool,
+    ) -> usize {
         match self {
             Self::Single => 1,
+            _ if cp.size > 1 && !several_over_ranks => 1,
             Self::Uniform | Self::Varlen => kernel_most.max(1 + num_speculative_tokens),
         }
     }

@@ -6,12 +6,12 @@ use super::{
 };
 use crate::{
     Outcome,
-    read::{num, text},
+    read::{num, same, text},
 };
 use headway_attention::{
-    CommonAttentionMetadata, Result,
+    CommonAttentionMetadata, ContextParallel, Result,
     group::arith::flashinfer::{
-        DecodeKernel, FlashInferConfig, FlashInferStep, PlanCall, PlanHeads, kernels,
+        DecodeKernel, FlashInferConfig, FlashInferStep, PlanCall, PlanHeads, kernels, reorder_batch_threshold,
     },
 };
 use headway_tensor::DType;
@@ -21,11 +21,12 @@ fn config(i: &Value) -> Option<FlashInferConfig> {
     let (major, minor) = text(&i["device_capability"]).split_once('.')?;
     let capability = (major.parse().ok()?, minor.parse().ok()?);
     let (decode, prefill) = kernels(capability, i["use_trtllm_attention"].as_bool());
+    let drafts = num(&i["config"]["num_speculative_tokens"]);
     let left = i["window_left"].as_i64()?;
     Some(FlashInferConfig {
         decode,
         prefill,
-        threshold: num(&i["reorder_batch_threshold"]),
+        threshold: reorder_batch_threshold(capability, decode, drafts, ContextParallel::default()),
         page_size: num(&i["common"]["block_size"]),
         heads: PlanHeads {
             num_heads: num(&i["num_q_heads"]),
@@ -51,6 +52,7 @@ pub fn flashinfer(i: &Value, e: &Value) -> Result<Outcome> {
     let common = common(i)?;
     let mut ours = FlashInferStep::default();
     ours.fill(&common, &config)?;
+    f.add(same("threshold", config.threshold, num(&i["reorder_batch_threshold"])));
     f.is("num_actual_tokens", common.inputs.num_actual_tokens);
     f.is("causal", ours.causal);
     f.is("num_decodes", ours.split.decodes);

@@ -7,15 +7,18 @@ use super::{
 };
 use crate::{
     Outcome,
-    read::{ints, num, text},
+    read::{ints, num, same, text},
 };
 use headway_attention::{
-    CommonAttentionMetadata, ContextParallel, Result,
+    AttentionSpec, CommonAttentionMetadata, ContextParallel, GroupInfo, KvCacheSpec, Result,
     group::arith::{
         context_chunks::{ChunkWorkspace, ContextChunk, ContextChunks, request_of_token},
         flash_attn::{max_num_splits, schedule_len},
         lengths::query_lens,
-        mla::{DecodeQueries, LatentHeads, MlaConfig, MlaStep, decode_key_lens},
+        mla::{
+            DecodeQueries, LatentHeads, MAX_WORKSPACE_TOKENS, MlaConfig, MlaStep, decode_key_lens,
+            workspace_tokens,
+        },
     },
 };
 use headway_tensor::DType;
@@ -25,31 +28,58 @@ use std::ops::Range;
 const ROPE: usize = 64;
 const LATENT: usize = 512;
 
-fn config(i: &Value) -> Option<MlaConfig> {
+/// Most new tokens that a builder's kernel takes as a decode anyway, and whether it takes several where
+/// ranks share a request's tokens.
+fn kernel(builder: &str) -> (usize, bool) {
+    match builder {
+        "FLASHMLA" => (128, false),
+        "FLASH_ATTN_MLA" => (512, true),
+        _ => (1, false),
+    }
+}
+
+fn config(builder: &str, i: &Value) -> Option<MlaConfig> {
+    let queries = match text(&i["query_len_support"]) {
+        "SINGLE_ONLY" => DecodeQueries::Single,
+        "UNIFORM" => DecodeQueries::Uniform,
+        "VARLEN" => DecodeQueries::Varlen,
+        _ => return None,
+    };
+    let ((most, over_ranks), cp) = (kernel(builder), ranks(i));
+    let drafts = num(&i["config"]["num_speculative_tokens"]);
     Some(MlaConfig {
-        threshold: num(&i["reorder_batch_threshold"]),
-        queries: match text(&i["query_len_support"]) {
-            "SINGLE_ONLY" => DecodeQueries::Single,
-            "UNIFORM" => DecodeQueries::Uniform,
-            "VARLEN" => DecodeQueries::Varlen,
-            _ => return None,
-        },
+        threshold: queries.reorder_batch_threshold(most, drafts, cp, over_ranks),
+        queries,
         short_extends_as_decodes: true,
         workspace: ChunkWorkspace {
             tokens: num(&i["chunked_prefill_workspace_size"]),
             alignment: num(&i["common"]["block_size"]),
-            context_parallel: ranks(i),
+            context_parallel: cp,
         },
     })
 }
 
+/// What start-up would choose. The recorded runs set other sizes by hand.
+fn chosen_workspace(i: &Value) -> usize {
+    let spec = AttentionSpec::new(num(&i["common"]["block_size"]), 1, LATENT + ROPE, DType::BF16);
+    let spec = KvCacheSpec::Mla(AttentionSpec { head_size_v: 0, ..spec });
+    workspace_tokens(&GroupInfo {
+        max_num_reqs: num(&i["config"]["max_num_seqs"]),
+        max_model_len: num(&i["config"]["max_model_len"]),
+        context_parallel: ranks(i),
+        ..GroupInfo::new(spec, num(&i["num_heads"]))
+    })
+}
+
 pub fn mla(builder: &str, i: &Value, e: &Value) -> Result<Outcome> {
-    let (Some(mut f), Some(config)) = (Fields::of("", e), config(i)) else {
+    let (Some(mut f), Some(config)) = (Fields::of("", e), config(builder, i)) else {
         return Ok(Outcome::NotUnderstood("the case".into()));
     };
     let common = common(i)?;
     let mut ours = MlaStep::default();
     ours.fill(&common, &config)?;
+    f.add(same("threshold", config.threshold, num(&i["reorder_batch_threshold"])));
+    f.add(same("workspace", chosen_workspace(i), MAX_WORKSPACE_TOKENS));
     f.is("num_reqs", common.inputs.num_reqs);
     f.is("max_query_len", common.inputs.max_query_len);
     f.is("max_seq_len", ours.max_key_len);

@@ -30,6 +30,29 @@ pub enum AttentionError {
         /// The nearest by spelling.
         nearest: Option<String>,
     },
+    /// No device of that name.
+    #[error("no device is named {name}; write a compute capability (sm90) or one of: {known}{}", nearest.as_ref().map(|n| format!(" (did you mean {n}?)")).unwrap_or_default())]
+    Device {
+        /// What was asked for.
+        name: String,
+        /// All names.
+        known: String,
+        /// The nearest by spelling.
+        nearest: Option<String>,
+    },
+    /// The catalogue has no such version.
+    #[error("the catalogue has no version {asked}; it has: {known}{}", nearest.as_ref().map(|n| format!(" (the nearest is {n})")).unwrap_or_default())]
+    CatalogVersion {
+        /// What was asked for.
+        asked: String,
+        /// All versions.
+        known: String,
+        /// The nearest.
+        nearest: Option<String>,
+    },
+    /// A data file of the catalogue doesn't parse.
+    #[error("{0}")]
+    Catalog(String),
     /// A backend was built against another version of the contract.
     #[error(
         "backend {backend} was built for version {built} of the attention contract; this program speaks version {ours}: rebuild it",

@@ -40,6 +40,7 @@ pub use layer::{
     mla::{DynMla, Mla, MlaArgs, MlaImpl},
     state_space::{DynStateSpace, StateSpace, StateSpaceArgs, StateSpaceImpl},
 };
+pub use process::catalog;
 pub use process::{
     backend::AttentionBackend,
     erased::{DynBackend, DynBuilder, EraseAs, ErasedConfig},

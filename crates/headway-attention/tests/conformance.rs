@@ -6,6 +6,8 @@
 
 #[path = "conformance/batch.rs"]
 mod batch;
+#[path = "conformance/catalog.rs"]
+mod catalog;
 #[path = "conformance/context_parallel.rs"]
 mod context_parallel;
 #[path = "conformance/differences.rs"]
@@ -24,6 +26,8 @@ mod metadata;
 mod read;
 #[path = "conformance/runner.rs"]
 mod runner;
+#[path = "conformance/selection.rs"]
+mod selection;
 
 use read::Table;
 use serde_json::Value;
@@ -54,6 +58,9 @@ const TABLES: &[(&str, Case)] = &[
     ("grouping", grouping::grouping),
     ("runner_build", runner::runner_build),
     ("metadata", metadata::metadata),
+    ("rulebooks", catalog::rulebooks),
+    ("selection_priorities", catalog::priorities),
+    ("selection", selection::selection),
 ];
 
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! Lifetime: the program. The rule books, the registry, selection, and the erasing layer.
 
 pub mod backend;
+pub mod catalog;
 pub mod erased;
 pub mod registry;
 pub mod rules;

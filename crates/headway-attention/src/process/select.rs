@@ -10,6 +10,10 @@ use std::sync::Arc;
 pub trait Candidate {
     /// The rule book.
     fn rules(&self) -> &RuleBook;
+    /// Every reason against it by the rule book's fields.
+    fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
+        self.rules().refusals(need)
+    }
     /// A combination that no field can say.
     fn combination(&self, need: &LayerNeed) -> Option<Refusal>;
     /// Why it can't be used whatever the layer (a library that is missing).
@@ -134,7 +138,7 @@ pub fn reasons(candidate: &impl Candidate, need: &LayerNeed) -> Vec<Refusal> {
     if let Some(missing) = candidate.unavailable() {
         return vec![missing];
     }
-    let mut reasons = candidate.rules().refusals(need);
+    let mut reasons = candidate.refusals(need);
     reasons.extend(candidate.combination(need));
     reasons
 }

@@ -14,6 +14,10 @@ pub enum Why {
     AllKindsShare,
     /// Builders of kinds of layer that no backend here implements.
     OutOfScope,
+    /// A named backend of another platform.
+    OtherPlatform,
+    /// A latent-attention backend named for a model without latent dimensions.
+    NoLatentDimensions,
 }
 
 impl Why {
@@ -35,6 +39,13 @@ impl Why {
             Self::OutOfScope => {
                 "out of scope until a backend here implements them: the builders of GDN, LINEAR, SHORT_CONV, MAMBA1, \
                  FLASH_ATTN_MLA_SPARSE, FLASHINFER_MLA_SPARSE"
+            }
+            Self::OtherPlatform => {
+                "a backend that runs on another platform is refused for it; the reference asks its rule book only and \
+                 takes a CPU backend on a GPU where the user names it"
+            }
+            Self::NoLatentDimensions => {
+                "dimensions that a model doesn't have are no reason; the reference reads an absent one as 1"
             }
             Self::AnyBlockSize => {
                 "a rule book without kernel block sizes takes any, in selection as at start-up; the reference \

@@ -120,7 +120,7 @@ impl Cell {
         LayerNeed {
             kind: rules.kind,
             platform: rules.platform.clone(),
-            compute_capability: rules.compute_capabilities.map(|(low, _)| low),
+            compute_capability: rules.compute_capabilities.as_ref().and_then(|ranges| ranges.first()?.from),
             head_size: self.head_size,
             head_size_v: self.head_size_v,
             num_heads: self.num_heads,

@@ -3,10 +3,12 @@
 //! A rule book is a value: it can be printed, serialised, compared and tested without a device. What
 //! no field can say stands in [`crate::AttentionBackend::combination`].
 
+mod capability;
 mod need;
 mod validate;
 
-pub use need::{AttnType, KvCacheDType, LayerNeed};
+pub use capability::{CapabilityRange, ComputeCapability};
+pub use need::{AttnType, KvCacheDType, LatentDims, LayerNeed, StateSpaceMixer};
 
 use crate::group::{graph::GraphSupport, kv::layout::KvCacheLayout};
 use headway_tensor::DType;
@@ -26,6 +28,15 @@ pub enum KindTag {
 }
 
 impl KindTag {
+    /// As data files write it.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::Mla => "mla",
+            Self::StateSpace => "state_space",
+        }
+    }
+
     /// As users read it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,16 +44,6 @@ impl KindTag {
             Self::Mla => "MLA",
             Self::StateSpace => "state-space",
         }
-    }
-}
-
-/// A compute capability, `(major, minor)`; written `9.0`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct ComputeCapability(pub u32, pub u32);
-
-impl fmt::Display for ComputeCapability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0, self.1)
     }
 }
 
@@ -80,10 +81,15 @@ impl fmt::Display for KernelBlockSize {
 pub struct SizeRange {
     /// The smallest.
     pub first: usize,
-    /// The largest.
+    /// The largest; not given in JSON: no limit.
+    #[serde(default = "no_limit")]
     pub last: usize,
     /// The distance between two.
     pub step: usize,
+}
+
+fn no_limit() -> usize {
+    usize::MAX
 }
 
 impl SizeRange {
@@ -152,14 +158,18 @@ pub struct RuleBook {
     pub supports_different_v_head_size: bool,
     /// Sizes of the blocks that a kernel takes, in tokens; empty: any.
     pub kernel_block_sizes: Vec<KernelBlockSize>,
+    /// Manager blocks are not cut: a multiple of an exact kernel block size is no block size.
+    pub whole_blocks_only: bool,
     /// The block size that it works best with, in tokens; `None`: the default of the engine.
     pub preferred_block_size: Option<usize>,
+    /// The block size where no kernel takes the engine's default; `None`: the smallest that a kernel takes.
+    pub fallback_block_size: Option<usize>,
     /// KV cache layouts, most preferred first; empty: any, no preference.
     pub kv_cache_layouts: Vec<KvCacheLayout>,
     /// Kinds of attention.
     pub attn_types: Vec<AttnType>,
-    /// Lowest and highest compute capability, where the platform has such.
-    pub compute_capabilities: Option<(ComputeCapability, ComputeCapability)>,
+    /// Compute capabilities, where the platform has such; `None`: any.
+    pub compute_capabilities: Option<Vec<CapabilityRange>>,
     /// Sliding windows.
     pub supports_sliding_window: bool,
     /// Attention sinks.
@@ -219,7 +229,9 @@ impl Default for RuleBook {
             head_sizes: vec![],
             supports_different_v_head_size: false,
             kernel_block_sizes: vec![KernelBlockSize::MultipleOf(1)],
+            whole_blocks_only: false,
             preferred_block_size: None,
+            fallback_block_size: None,
             kv_cache_layouts: vec![],
             attn_types: vec![AttnType::Decoder],
             compute_capabilities: None,

@@ -61,10 +61,63 @@ impl From<&'static str> for KvCacheDType {
     }
 }
 
+impl From<String> for KvCacheDType {
+    fn from(s: String) -> Self {
+        Self(Cow::Owned(s))
+    }
+}
+
 impl fmt::Display for KvCacheDType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
+}
+
+/// The kinds of state-space and linear mixer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateSpaceMixer {
+    /// Mamba-1.
+    Mamba1,
+    /// Mamba-2.
+    Mamba2,
+    /// A short convolution alone.
+    ShortConv,
+    /// Linear attention.
+    Linear,
+    /// Gated delta net.
+    Gdn,
+}
+
+impl StateSpaceMixer {
+    /// All mixers.
+    pub const ALL: [Self; 5] = [Self::Mamba1, Self::Mamba2, Self::ShortConv, Self::Linear, Self::Gdn];
+
+    /// As data files write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mamba1 => "mamba1",
+            Self::Mamba2 => "mamba2",
+            Self::ShortConv => "short_conv",
+            Self::Linear => "linear",
+            Self::Gdn => "gdn",
+        }
+    }
+}
+
+/// The dimensions of multi-head latent attention, as `config.json` names them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize)]
+pub struct LatentDims {
+    /// Elements of a query head without a position.
+    pub qk_nope_head_dim: usize,
+    /// Elements of a query head that are rotated; 0: the model has no positions.
+    pub qk_rope_head_dim: usize,
+    /// Elements of the latent.
+    pub kv_lora_rank: usize,
+    /// Elements of a value head.
+    pub v_head_dim: usize,
+    /// Keys that sparse attention keeps; `None`: the model has no index.
+    pub index_topk: Option<usize>,
 }
 
 /// What one layer needs, with the run-wide options that bear on the choice.
@@ -80,7 +133,14 @@ pub struct LayerNeed {
     pub head_size: usize,
     /// Elements of a value head.
     pub head_size_v: usize,
-    /// Query heads on this rank.
+    /// The head size in the model's config, which some rules read instead of the layer's; `None`: no model is
+    /// known.
+    pub model_head_size: Option<usize>,
+    /// The model's latent dimensions.
+    pub latent: Option<LatentDims>,
+    /// Which mixer a state-space layer has.
+    pub state_space: Option<StateSpaceMixer>,
+    /// Query heads on this rank; 0: not known.
     pub num_heads: usize,
     /// Key/value heads on this rank.
     pub num_kv_heads: usize,
@@ -122,6 +182,10 @@ pub struct LayerNeed {
     pub use_rswa: bool,
     /// Adaptive verification of drafts.
     pub use_adaptive_verification: bool,
+    /// Tokens drafted a step; 0: no speculation.
+    pub num_speculative_tokens: usize,
+    /// The host's processor has AMX.
+    pub cpu_has_amx: bool,
 }
 
 impl Default for LayerNeed {
@@ -132,6 +196,9 @@ impl Default for LayerNeed {
             compute_capability: None,
             head_size: 128,
             head_size_v: 128,
+            model_head_size: None,
+            latent: None,
+            state_space: None,
             num_heads: 1,
             num_kv_heads: 1,
             dtype: DType::BF16,
@@ -153,6 +220,8 @@ impl Default for LayerNeed {
             use_pcp: false,
             use_rswa: false,
             use_adaptive_verification: false,
+            num_speculative_tokens: 0,
+            cpu_has_amx: false,
         }
     }
 }

@@ -12,6 +12,7 @@ impl RuleBook {
     pub fn supports_block_size(&self, block_size: usize) -> bool {
         self.kernel_block_sizes.is_empty()
             || self.kernel_block_sizes.iter().any(|k| match *k {
+                KernelBlockSize::Exact(n) if self.whole_blocks_only => n == block_size,
                 KernelBlockSize::Exact(n) | KernelBlockSize::MultipleOf(n) => {
                     n > 0 && block_size > 0 && block_size.is_multiple_of(n)
                 }
@@ -20,20 +21,23 @@ impl RuleBook {
 
     /// Whether a device of this compute capability is taken.
     pub fn supports_compute_capability(&self, need: &LayerNeed) -> bool {
-        match (need.compute_capability, self.compute_capabilities) {
-            (Some(c), Some((lowest, highest))) => c >= lowest && c <= highest,
+        match (need.compute_capability, &self.compute_capabilities) {
+            (Some(c), Some(ranges)) => ranges.iter().any(|r| r.contains(c)),
             _ => true,
         }
     }
 
     /// The block size to use where the user gave none: the preferred one, else the engine's default
-    /// where a kernel takes it, else the smallest that the rule book names.
+    /// where a kernel takes it, else the fallback, else the smallest that the rule book names.
     pub fn preferred_block_size(&self, default: usize) -> usize {
         if let Some(n) = self.preferred_block_size {
             return n;
         }
         if self.supports_block_size(default) {
             return default;
+        }
+        if let Some(n) = self.fallback_block_size {
+            return n;
         }
         self.kernel_block_sizes
             .iter()

@@ -303,6 +303,7 @@ def main():
         "defaults": defaults,
         "backends": entries,
         "without_rule_book": sorted({n["registry_name"].split(":")[-1] for n in rulebooks["not_importable"]}),
+        "assumptions": conditions["assumptions"],
         "platforms": conditions["platforms"],
         "vision": vision(priorities, capabilities),
     }

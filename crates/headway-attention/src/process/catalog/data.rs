@@ -29,6 +29,8 @@ pub struct File {
     pub backends: Vec<Entry>,
     /// Names that users can give which stand for no class.
     pub without_rule_book: Vec<String>,
+    /// What the facts take for granted, since no table can know it.
+    pub assumptions: Vec<String>,
     pub platforms: Vec<Platform>,
     /// Backends of vision encoders.
     pub vision: Vec<Priorities>,
@@ -102,6 +104,8 @@ pub struct Platform {
     pub platform: String,
     /// The platform picks by itself: it asks neither the user nor the rule books, only the refusals.
     pub picks_alone: bool,
+    /// Rules that concern the cache are asked of a layer without one too.
+    pub asks_cache_of_every_layer: bool,
     /// The first whose condition holds is the order of preference.
     pub priorities: Vec<Priorities>,
 }

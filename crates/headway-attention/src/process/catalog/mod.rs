@@ -52,6 +52,7 @@ pub struct Catalog {
     backends: Vec<CatalogBackend>,
     by_name: HashMap<String, usize>,
     without_rule_book: Vec<String>,
+    assumptions: Vec<String>,
     platforms: Vec<data::Platform>,
     vision: Vec<data::Priorities>,
 }
@@ -106,6 +107,7 @@ impl Catalog {
             backends,
             by_name,
             without_rule_book: file.without_rule_book,
+            assumptions: file.assumptions,
             platforms: file.platforms,
             vision: file.vision,
         })
@@ -155,6 +157,11 @@ impl Catalog {
     /// Names that users can give which stand for no class, so that nothing is known of them.
     pub fn without_rule_book(&self) -> &[String] {
         &self.without_rule_book
+    }
+
+    /// What its answers take for granted: what only the machine knows.
+    pub fn assumptions(&self) -> &[String] {
+        &self.assumptions
     }
 
     /// The rule book of a backend on a device, for a plain layer.

@@ -15,7 +15,7 @@ pub struct CatalogCandidate<'a> {
     pub rules: &'a RuleBook,
     /// Why it can't be used whatever the layer: what only the machine knows, such as a package that is missing.
     pub unavailable: Option<Refusal>,
-    asks_rules: bool,
+    platform: &'a Platform,
 }
 
 impl Candidate for CatalogCandidate<'_> {
@@ -23,7 +23,13 @@ impl Candidate for CatalogCandidate<'_> {
         self.rules
     }
     fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
-        if self.asks_rules { self.rules.refusals(need) } else { vec![] }
+        if self.platform.picks_alone {
+            return vec![];
+        }
+        if self.platform.asks_cache_of_every_layer && !need.has_cache {
+            return self.rules.refusals(&LayerNeed { has_cache: true, ..need.clone() });
+        }
+        self.rules.refusals(need)
     }
     fn combination(&self, need: &LayerNeed) -> Option<Refusal> {
         self.backend.combination(need)
@@ -81,8 +87,8 @@ impl Catalog {
         backend: &'a CatalogBackend,
         need: &LayerNeed,
     ) -> Result<CatalogCandidate<'a>> {
-        let asks_rules = !self.platform(need)?.picks_alone;
-        Ok(CatalogCandidate { backend, rules: backend.rules(need), unavailable: None, asks_rules })
+        let platform = self.platform(need)?;
+        Ok(CatalogCandidate { backend, rules: backend.rules(need), unavailable: None, platform })
     }
 
     /// Chooses a backend for a layer. `layer` names it in errors.

@@ -178,8 +178,8 @@ fn list(reasons: &[Refusal]) -> String {
 
 fn not_valid(name: &str, layer: &str, option: &str, reasons: &[Refusal], need: &LayerNeed) -> AttentionError {
     AttentionError::Selection(format!(
-        "Selected backend {name} is not valid for {layer} ({}): {}. {option} asked for it; leave it out to let \
-         headway choose",
+        "Selected backend {name} is not valid for {layer} ({}): {}. {option} asked for it; leave it out to have one \
+         chosen",
         need.summary(),
         list(reasons)
     ))

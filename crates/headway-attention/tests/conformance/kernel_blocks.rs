@@ -2,6 +2,7 @@
 
 use crate::{
     Outcome,
+    catalog::{capability, catalog},
     differences::Why,
     read::{
         Table, all, block_sizes, flag, flat, ints, num, nums, opt, same, same_failure, spec, starts, text,
@@ -23,10 +24,10 @@ use headway_attention::{
 };
 use serde_json::Value;
 
-pub fn kernel_blocks(_: &str, i: &Value, e: &Value, table: &Table) -> Outcome {
+pub fn kernel_blocks(_: &str, i: &Value, e: &Value, _: &Table) -> Outcome {
     match text(&i["op"]) {
         "select_common_block_size" => select(i, e),
-        "select_common_block_size_real" => select_real(i, e, table),
+        "select_common_block_size_real" => select_real(i, e),
         "prepare_kernel_block_sizes" => prepare(i, e),
         "attention_group_builders" => builders(i, e),
         "block_table_width" => {
@@ -67,22 +68,13 @@ fn select(i: &Value, e: &Value) -> Outcome {
     size_or_error(&ours, &e["block_size"], &e["error"])
 }
 
-/// Backends by name, with the sizes that their rule books have on the device.
-fn select_real(i: &Value, e: &Value, table: &Table) -> Outcome {
-    let Some(books) = table.other("rulebooks") else { return Outcome::NotUnderstood("no rule books".into()) };
-    let mut backends = vec![];
-    for name in i["backends"].as_array().unwrap_or(&vec![]) {
-        let Some(book) = books.cases().iter().find(|c| c["input"]["registry_name"] == *name) else {
-            return Outcome::NotUnderstood(name.to_string());
-        };
-        let field = "supported_kernel_block_sizes";
-        let here = book["expected"]["varies_by_device_capability"][field].as_array().and_then(|v| {
-            v.iter()
-                .find(|w| w["capabilities"].as_array().is_some_and(|c| c.contains(&i["device_capability"])))
-        });
-        backends.push(rules(text(name), here.map_or(&book["expected"][field], |w| &w["value"])));
-    }
-    let ours = select_kernel_block_size(num(&i["manager_block_size"]), &backends.iter().collect::<Vec<_>>());
+/// Backends by name, with the rule books that the catalogue has for the device.
+fn select_real(i: &Value, e: &Value) -> Outcome {
+    let on = capability(&i["device_capability"]);
+    let names = i["backends"].as_array().map_or(&[][..], Vec::as_slice);
+    let books: Result<Vec<&RuleBook>> = names.iter().map(|n| catalog().rules(text(n), on)).collect();
+    let Ok(books) = books else { return Outcome::NotUnderstood(i["backends"].to_string()) };
+    let ours = select_kernel_block_size(num(&i["manager_block_size"]), &books);
     size_or_error(&ours, &e["block_size"], &e["error"])
 }
 

@@ -8,25 +8,21 @@ use headway_attention::{
 };
 use headway_tensor::DType;
 use serde_json::Value;
-use std::{
-    fs,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::{fs, io::Read, path::Path};
 
 /// A table file.
-pub struct Table(Value, PathBuf);
+pub struct Table(Value);
 
 impl Table {
     /// Reads `name.json` or `name.json.gz` of a directory; `None` where there is neither.
     pub fn read(dir: &Path, name: &str) -> Option<Self> {
         if let Ok(text) = fs::read(dir.join(format!("{name}.json"))) {
-            return Some(Self(serde_json::from_slice(&text).expect("a table is JSON"), dir.into()));
+            return Some(Self(serde_json::from_slice(&text).expect("a table is JSON")));
         }
         let packed = fs::read(dir.join(format!("{name}.json.gz"))).ok()?;
         let mut text = vec![];
         flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut text).expect("a table unpacks");
-        Some(Self(serde_json::from_slice(&text).expect("a table is JSON"), dir.into()))
+        Some(Self(serde_json::from_slice(&text).expect("a table is JSON")))
     }
 
     /// The cases.
@@ -34,13 +30,7 @@ impl Table {
         self.0["cases"].as_array().map_or(&[], Vec::as_slice)
     }
 
-    /// Another table of the same directory.
-    pub fn other(&self, name: &str) -> Option<Self> {
-        Self::read(&self.1, name)
-    }
-
     /// A field of the header.
-    #[allow(dead_code, reason = "not every table has header fields")]
     pub fn header(&self, name: &str) -> &Value {
         &self.0[name]
     }

@@ -11,6 +11,7 @@ use headway_attention::{
     },
     *,
 };
+use headway_tensor::DType;
 use std::sync::OnceLock;
 
 fn catalogs() -> &'static [Catalog] {
@@ -159,11 +160,7 @@ fn on_the_cpu_vllm_picks_by_itself() -> Result<()> {
     let cpu = LayerNeed::default();
     let s = catalog.select("layer 0", &cpu, &asking("TRITON_ATTN"))?;
     assert_eq!(s.backend.name, "CPU_ATTN");
-    assert!(
-        s.warnings[0].contains("--attention-backend TRITON_ATTN counts for nothing on cpu"),
-        "{:?}",
-        s.warnings
-    );
+    assert!(s.warnings[0].contains("--attention-backend TRITON_ATTN counts for nothing"), "{:?}", s.warnings);
     let mla = LayerNeed { kind: KindTag::Mla, head_size: 576, ..cpu };
     assert_eq!(catalog.select("layer 0", &mla, &BackendRequest::default())?.backend.name, "CPU_MLA");
     let amx = LayerNeed { cpu_has_amx: true, ..mla };
@@ -190,7 +187,18 @@ fn state_space_layers_get_their_mixer() -> Result<()> {
     {
         let need =
             LayerNeed { kind: KindTag::StateSpace, state_space: Some(mixer), ..on(ComputeCapability(9, 0)) };
-        assert_eq!(catalog.select("layer 0", &need, &BackendRequest::default())?.backend.name, name);
+        // Whatever the attention layers beside it have: no rule book is asked.
+        let need = LayerNeed { kv_cache_dtype: Some("fp8".into()), dtype: DType::F32, ..need };
+        let s = catalog.select("layer 0", &need, &asking("FLASH_ATTN"))?;
+        assert_eq!(s.backend.name, name);
+        assert!(s.warnings.is_empty() && s.refused.is_empty());
+        let request = BackendRequest {
+            per_kind: BackendRequest::parse_per_kind("state_space=MAMBA2")?,
+            ..BackendRequest::default()
+        };
+        let s = catalog.select("layer 0", &need, &request)?;
+        assert_eq!(s.backend.name, name);
+        assert!(s.warnings[0].contains("MAMBA2 counts for nothing for state-space"), "{:?}", s.warnings);
     }
     Ok(())
 }

@@ -62,6 +62,17 @@ fn per_kind_wins() -> Result<()> {
 }
 
 #[test]
+fn the_general_request_is_for_layers_that_attend() -> Result<()> {
+    let request = BackendRequest { backend: Some("NO_WINDOW".into()), ..BackendRequest::default() };
+    let mixer = LayerNeed { kind: KindTag::StateSpace, ..need() };
+    assert_eq!(request.for_layer(&mixer), None);
+    assert_eq!(request.for_layer(&need()), Some(("NO_WINDOW", "--attention-backend")));
+    let named = BackendRequest { per_kind: BackendRequest::parse_per_kind("state_space=X")?, ..request };
+    assert_eq!(named.for_layer(&mixer), Some(("X", "--backend-per-kind")));
+    Ok(())
+}
+
+#[test]
 fn none_valid_lists_every_backend() {
     let e =
         name(&LayerNeed { dtype: DType::I32, ..need() }, &BackendRequest::default()).unwrap_err().to_string();

@@ -34,7 +34,7 @@ impl Candidate for Arc<dyn DynBackend> {
 /// What the user asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendRequest {
-    /// `--attention-backend`.
+    /// `--attention-backend`, for every layer that attends.
     pub backend: Option<String>,
     /// `--backend-per-kind`: a kind of layer ([`LayerNeed::layer_kind`]) and its backend; wins over
     /// `backend`.
@@ -74,7 +74,8 @@ impl BackendRequest {
         let kind = need.layer_kind();
         let by_kind =
             self.per_kind.iter().find(|(k, _)| k == kind).map(|(_, n)| (n.as_str(), "--backend-per-kind"));
-        by_kind.or_else(|| self.backend.as_deref().map(|n| (n, "--attention-backend")))
+        let attends = need.kind != KindTag::StateSpace;
+        by_kind.or_else(|| self.backend.as_deref().filter(|_| attends).map(|n| (n, "--attention-backend")))
     }
 }
 

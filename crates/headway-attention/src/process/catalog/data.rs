@@ -102,8 +102,6 @@ pub struct Refusal {
 #[serde(deny_unknown_fields)]
 pub struct Platform {
     pub platform: String,
-    /// The platform picks by itself: it asks neither the user nor the rule books, only the refusals.
-    pub picks_alone: bool,
     /// Rules that concern the cache are asked of a layer without one too.
     pub asks_cache_of_every_layer: bool,
     /// The first whose condition holds is the order of preference.
@@ -115,4 +113,7 @@ pub struct Platform {
 pub struct Priorities {
     pub when: Condition,
     pub backends: Vec<String>,
+    /// The engine picks by itself: it asks neither the user nor the rule books, only the refusals.
+    #[serde(default)]
+    pub picks_alone: bool,
 }

@@ -6,6 +6,11 @@
 //! the orders of preference. Adding a version is adding a file and its line in `data.rs`; code is only needed where
 //! a version brings a new kind of condition. `tools/vllm_catalogue.py` makes a file out of two conformance tables.
 //!
+//! What bears on the answers of vLLM beside the layer's own shape: [`LayerNeed::model_head_size`] and
+//! [`LayerNeed::latent`] (some rules read the model's config), [`LayerNeed::num_heads`] a rank,
+//! [`LayerNeed::kv_cache_dtype`] as the user gave it (`auto` where not given), the head size of an MLA layer as
+//! `kv_lora_rank + qk_rope_head_dim`, [`LayerNeed::state_space`] for the mixers.
+//!
 //! ```
 //! use headway_attention::{LayerNeed, BackendRequest, catalog::Catalog, process::rules::ComputeCapability};
 //! let catalog = Catalog::load("0.33.0")?;

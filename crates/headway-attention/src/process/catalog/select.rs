@@ -1,6 +1,9 @@
 //! Selection out of the catalogue, by the same [`choose`] as headway's own.
 
-use super::{Catalog, CatalogBackend, data::Platform};
+use super::{
+    Catalog, CatalogBackend,
+    data::{Platform, Priorities},
+};
 use crate::{
     AttentionError, BackendRequest, LayerNeed, Refusal, Result, RuleBook,
     process::select::{Candidate, Refused, choose},
@@ -15,7 +18,8 @@ pub struct CatalogCandidate<'a> {
     pub rules: &'a RuleBook,
     /// Why it can't be used whatever the layer: what only the machine knows, such as a package that is missing.
     pub unavailable: Option<Refusal>,
-    platform: &'a Platform,
+    picks_alone: bool,
+    asks_cache: bool,
 }
 
 impl Candidate for CatalogCandidate<'_> {
@@ -23,10 +27,10 @@ impl Candidate for CatalogCandidate<'_> {
         self.rules
     }
     fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
-        if self.platform.picks_alone {
+        if self.picks_alone {
             return vec![];
         }
-        if self.platform.asks_cache_of_every_layer && !need.has_cache {
+        if self.asks_cache && !need.has_cache {
             return self.rules.refusals(&LayerNeed { has_cache: true, ..need.clone() });
         }
         self.rules.refusals(need)
@@ -58,15 +62,7 @@ impl Catalog {
     /// # Errors
     /// [`AttentionError::Selection`] for a platform without priorities, or a layer that no list is for.
     pub fn priorities(&self, need: &LayerNeed) -> Result<&[String]> {
-        let list = self.platform(need)?.priorities.iter().find(|p| p.when.holds(need));
-        list.map(|p| p.backends.as_slice()).ok_or_else(|| {
-            AttentionError::Selection(format!(
-                "{} {} has no backends for {}; say which mixer a state-space layer has",
-                self.engine,
-                self.version,
-                need.summary()
-            ))
-        })
+        Ok(&self.list(need)?.backends)
     }
 
     /// The candidates for a layer, most preferred first. [`CatalogCandidate::unavailable`] may be set before
@@ -81,14 +77,19 @@ impl Catalog {
     /// A backend as a candidate, whether it stands in the layer's list or not.
     ///
     /// # Errors
-    /// [`AttentionError::Selection`] for a platform without priorities.
+    /// As [`Self::priorities`].
     pub fn candidate<'a>(
         &'a self,
         backend: &'a CatalogBackend,
         need: &LayerNeed,
     ) -> Result<CatalogCandidate<'a>> {
-        let platform = self.platform(need)?;
-        Ok(CatalogCandidate { backend, rules: backend.rules(need), unavailable: None, platform })
+        Ok(CatalogCandidate {
+            backend,
+            rules: backend.rules(need),
+            unavailable: None,
+            picks_alone: self.list(need)?.picks_alone,
+            asks_cache: self.platform(need)?.asks_cache_of_every_layer,
+        })
     }
 
     /// Chooses a backend for a layer. `layer` names it in errors.
@@ -119,10 +120,14 @@ impl Catalog {
         let mut named = None;
         if let Some((name, option)) = request.for_layer(need) {
             let backend = self.backend(name)?;
-            if self.platform(need)?.picks_alone {
+            if self.list(need)?.picks_alone {
                 ignored = Some(format!(
-                    "{option} {} counts for nothing on {}: {} {} picks by itself there",
-                    backend.name, need.platform, self.engine, self.version
+                    "{option} {} counts for nothing for {} on {}: {} {} picks by itself there",
+                    backend.name,
+                    need.kind.name(),
+                    need.platform,
+                    self.engine,
+                    self.version
                 ));
             } else {
                 let at = candidates.iter().position(|c| c.backend.name == backend.name);
@@ -137,6 +142,17 @@ impl Catalog {
         let CatalogCandidate { backend, rules, .. } = candidates[choice.chosen].clone();
         let warnings = ignored.into_iter().chain(choice.warnings).collect();
         Ok(CatalogSelection { backend, rules, refused: choice.refused, warnings })
+    }
+
+    fn list(&self, need: &LayerNeed) -> Result<&Priorities> {
+        self.platform(need)?.priorities.iter().find(|p| p.when.holds(need)).ok_or_else(|| {
+            AttentionError::Selection(format!(
+                "{} {} has no backends for {}; say which mixer a state-space layer has",
+                self.engine,
+                self.version,
+                need.summary()
+            ))
+        })
     }
 
     fn platform(&self, need: &LayerNeed) -> Result<&Platform> {

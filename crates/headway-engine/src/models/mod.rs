@@ -6,10 +6,12 @@ pub mod decoder;
 pub mod dummy;
 pub mod error;
 mod load;
+pub mod needs;
 pub mod plan;
 pub mod rope;
 pub(crate) mod unused;
 
 pub use decoder::Decoder;
 pub use error::ModelError;
+pub use needs::ModelNeeds;
 pub use plan::ModelPlan;

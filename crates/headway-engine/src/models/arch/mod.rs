@@ -44,6 +44,16 @@ pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
     }
 }
 
+/// Whether an architecture of `config.json` has a translator.
+pub fn runs(architecture: &str) -> bool {
+    HUGGING_FACE.iter().any(|(n, _)| *n == architecture)
+}
+
+/// Whether an architecture of GGUF headers has a translator.
+pub fn runs_gguf(architecture: &str) -> bool {
+    gguf::KNOWN.contains(&architecture)
+}
+
 /// All architectures, as users would look for them.
 pub fn known() -> String {
     let hf: Vec<_> = HUGGING_FACE.iter().map(|(n, _)| *n).collect();

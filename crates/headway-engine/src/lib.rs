@@ -4,10 +4,13 @@
 //! decoder, [`runner`] starts it (backends, cache, builders) and runs steps that [`scheduler`] plans over
 //! the pages of [`kv`], [`sampling`] chooses tokens, [`text`] turns them into text; [`engine`] joins them.
 //!
+//! [`explain`] asks the same start-up code what would come out, with no weights and no device.
+//!
 //! Arrow: depends on `headway-cpu`, `headway-attention` and `headway-tensor`. Device crates are named in
 //! `runner/devices.rs` alone.
 
 pub mod engine;
+pub mod explain;
 pub mod kv;
 pub mod loading;
 pub mod models;

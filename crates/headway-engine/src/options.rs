@@ -23,7 +23,12 @@ impl FromStr for DTypeOption {
             "float32" | "f32" => Self::As(DType::F32),
             "bfloat16" | "bf16" => Self::As(DType::BF16),
             "float16" | "f16" | "half" => Self::As(DType::F16),
-            _ => return Err(format!("unknown dtype {s}; there are: auto, float32, bfloat16, float16")),
+            _ => {
+                let known = ["auto", "float32", "bfloat16", "float16"];
+                let near = headway_attention::process::registry::nearest(s, known.into_iter());
+                let near = near.map(|n| format!(" (did you mean {n}?)")).unwrap_or_default();
+                return Err(format!("unknown dtype {s}; there are: {}{near}", known.join(", ")));
+            }
         })
     }
 }

@@ -30,6 +30,13 @@ pub type ErasedMetadata = Arc<dyn Any + Send + Sync>;
 #[derive(Clone)]
 pub struct ErasedConfig(Arc<dyn Any + Send + Sync>);
 
+impl ErasedConfig {
+    /// The configuration of a backend that has none.
+    pub fn none() -> Self {
+        Self(Arc::new(()))
+    }
+}
+
 /// Turns an impl of one kind into a [`LayerKernel`]. Implemented for every impl; nothing to write.
 pub trait EraseAs<K: ImplKind>: LayerImpl {
     /// Constructs the impl and erases it.

@@ -1,6 +1,8 @@
 //! The model runner and its three moments: [`startup`] (once), [`model_runner`] (every step), and the
 //! layer, which is the contract's. [`devices`] is the one file that names device crates.
 
+pub mod capacity;
+pub mod decide;
 pub mod devices;
 pub mod error;
 mod inputs;
@@ -8,7 +10,7 @@ pub mod limits;
 pub mod memory;
 pub mod model_runner;
 mod needs;
-mod present;
+pub(crate) mod present;
 pub mod report;
 pub mod startup;
 

@@ -1,7 +1,7 @@
 //! Fills the `StartupReport`.
 
 use super::{
-    StartupReport,
+    StartupReport, capacity,
     devices::OpenDevice,
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
     needs,
@@ -12,7 +12,11 @@ use crate::{
     models::{Decoder, ModelPlan, unused},
     options::{DTypeOption, EngineOptions, LoadFormat},
 };
-use headway_attention::{AttentionGroup, KvCacheSpec, group::plan::KvCachePlan, process::select::Selection};
+use headway_attention::{
+    AttentionGroup, AttentionGroupPlan, KvCacheSpec,
+    group::{kv::page::RequestLimits, plan::KvCachePlan},
+    process::select::{Refused, Selection},
+};
 use headway_tensor::DType;
 
 /// What is known before weights are loaded.
@@ -29,8 +33,13 @@ pub(super) fn report(
     let mut r = StartupReport {
         model: format!("{}, {} layers", plan.architecture, plan.layers.len()),
         files: files.checkpoint.describe(),
+        engine: "headway".into(),
         device: device.description.clone(),
-        groups: cache.attention_groups.iter().map(|g| group(g, selections)).collect(),
+        groups: cache
+            .attention_groups
+            .iter()
+            .map(|g| group(g, &selections[first_layer(g)].refused))
+            .collect(),
         kv_cache_layout: cache.layout.to_string(),
         graph_mode: GraphModeReport {
             requested: options.graph_mode.clone(),
@@ -46,30 +55,32 @@ pub(super) fn report(
         r.warnings.push("--load-format dummy: the weights are random; the answers mean nothing".into());
     }
     r.memory.weights_bytes = files.checkpoint.total_bytes();
-    r.memory.kv_cache_blocks = cache.num_blocks;
-    r.memory.kv_bytes_per_token = cache
-        .kv_cache_groups
-        .iter()
-        .map(|g| (g.layers.len() * g.spec.page_size_bytes() / g.block_size.max(1)) as u64)
-        .sum();
+    let request = RequestLimits {
+        max_model_len: limits.max_model_len,
+        max_in_flight_tokens: limits.max_num_tokens,
+        max_encoder_tokens: 0,
+        dcp_size: 1,
+    };
+    // Without context parallelism no cache refuses these limits.
+    if let Err(e) = capacity::fill(&mut r.memory, cache, cache.num_blocks, &request) {
+        r.unknowns.push(e.to_string());
+    }
     options_in_force(&mut r, options, device, files, plan, cache, limits, kv_dtype);
     r
 }
 
-fn group(g: &headway_attention::group::plan::AttentionGroupPlan, selections: &[Selection]) -> GroupReport {
-    let refused = g.info.layers.first().map(|l| selections[l.0 as usize].refused.clone()).unwrap_or_default();
+fn first_layer(g: &AttentionGroupPlan) -> usize {
+    g.info.layers.first().map_or(0, |l| l.0 as usize)
+}
+
+/// A group as the rule book describes it; [`finish`] has what its builder says.
+pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused]) -> GroupReport {
     GroupReport {
         layers: g.info.layers.iter().map(|l| l.0).collect(),
         kind: kind(&g.info.spec),
         kv_cache_group: g.kv_cache_group,
-        backend: g.backend.rules().name.to_string(),
-        refused: refused
-            .into_iter()
-            .map(|r| RefusedReport {
-                backend: r.backend,
-                reasons: r.reasons.iter().map(ToString::to_string).collect(),
-            })
-            .collect(),
+        backend: Some(g.backend.rules().name.to_string()),
+        refused: refused.iter().map(refusal).collect(),
         block_size: g.info.spec.block_size(),
         kernel_block_size: g.info.kernel_block_size,
         page_size_bytes: g.info.spec.page_size_bytes(),
@@ -79,8 +90,13 @@ fn group(g: &headway_attention::group::plan::AttentionGroupPlan, selections: &[S
     }
 }
 
+/// A refusal in words.
+pub(crate) fn refusal(r: &Refused) -> RefusedReport {
+    RefusedReport { backend: r.backend.clone(), reasons: r.reasons.iter().map(ToString::to_string).collect() }
+}
+
 /// A cache spec in words.
-fn kind(spec: &KvCacheSpec) -> String {
+pub(crate) fn kind(spec: &KvCacheSpec) -> String {
     match spec {
         KvCacheSpec::SlidingWindow { sliding_window, .. } => format!("sliding window {sliding_window}"),
         KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {

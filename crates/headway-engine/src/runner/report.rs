@@ -12,6 +12,8 @@ pub struct StartupReport {
     pub model: String,
     /// The files in use.
     pub files: String,
+    /// Whose backends: `headway`, or `vllm` with its version.
+    pub engine: String,
     /// The device, with its instruction set or name.
     pub device: String,
     /// One entry an attention group.
@@ -25,31 +27,34 @@ pub struct StartupReport {
     /// Bytes.
     pub memory: MemoryReport,
     /// What a change of options would gain.
-    pub suggestions: Vec<String>,
+    pub suggestions: Vec<SuggestionReport>,
     /// What can't be known from here.
     pub unknowns: Vec<String>,
     /// Warnings of start-up, as printed.
     pub warnings: Vec<String>,
+    /// Why start-up would fail.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// One attention group.
 #[derive(Clone, Debug, Serialize)]
 pub struct GroupReport {
-    /// Attention layers, by index.
+    /// The model's layers, by index.
     pub layers: Vec<u32>,
     /// `full attention`, `sliding window 512`, …
     pub kind: String,
     /// Index of the KV cache group.
     pub kv_cache_group: usize,
-    /// The backend chosen.
-    pub backend: String,
-    /// The ones refused before it, in order of priority.
+    /// The backend chosen; `None`: none is valid.
+    pub backend: Option<String>,
+    /// The ones refused, in order of priority.
     pub refused: Vec<RefusedReport>,
     /// What a layer's cache holds.
     pub kv_cache_spec: KvCacheSpec,
     /// Tokens in a block of the manager.
     pub block_size: usize,
-    /// Tokens in a block of the kernel.
+    /// Tokens in a block of the kernel; 0 where no backend is valid.
     pub kernel_block_size: usize,
     /// Bytes of a layer's page.
     pub page_size_bytes: usize,
@@ -57,6 +62,19 @@ pub struct GroupReport {
     pub graph_support: String,
     /// The builder's threshold for decodes first.
     pub reorder_batch_threshold: Option<usize>,
+}
+
+/// One change of one option, tried with the code that decides at start-up, and what it gains.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct SuggestionReport {
+    /// The option by its command-line name.
+    pub option: &'static str,
+    /// What is asked now; `None`: nothing.
+    pub from: Option<String>,
+    /// What to ask; `None`: leave the option out.
+    pub to: Option<String>,
+    /// What that gains, in a sentence.
+    pub gain: String,
 }
 
 /// A backend that was refused.
@@ -114,8 +132,14 @@ pub struct MemoryReport {
     pub kv_cache_blocks: usize,
     /// KV cache of one token over all layers that keep it.
     pub kv_bytes_per_token: u64,
+    /// State of one request over all state-space layers.
+    pub state_bytes_per_request: u64,
     /// Tokens of one request that fit, at most.
     pub max_request_tokens: usize,
+    /// Tokens that fit in requests of full length.
+    pub kv_cache_tokens: u64,
+    /// Requests of full length that fit, with fractions.
+    pub full_length_requests: f64,
     /// Builders' persistent buffers and workspaces.
     pub metadata_bytes: u64,
 }

@@ -2,7 +2,7 @@
 //! profile run → cache. The result is a [`ModelRunner`] and its report.
 
 use super::{
-    ModelRunner, StartupError, StartupReport,
+    ModelRunner, StartupError, StartupReport, decide,
     devices::{self, OpenDevice},
     inputs::InputBuffers,
     limits::{self, Limits},
@@ -13,6 +13,7 @@ use crate::{
     models::{
         Decoder, ModelError, ModelPlan, arch,
         decoder::{DecoderInput, StepLimits, WeightDType},
+        needs::LayerNeeds,
         plan::AttentionPlan,
     },
     options::{DTypeOption, EngineOptions},
@@ -90,22 +91,13 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         Some(r) => r.clone(),
         None => devices::registry()?,
     };
-    let layers: Vec<&AttentionPlan> = plan.attention_layers().map(|(_, a)| a).collect();
-    let selections = needs::select_backends(&registry, &layers, options, kv_dtype)?;
-    let block_size = needs::block_size(&selections, options)?;
+    let layers = LayerNeeds::of_plan(&plan);
+    let setting = needs::setting(options, kv_dtype);
+    let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
+    let selections = needs::select_backends(&registry, &asks, options)?;
+    let block_size = decide::block_size(selections.iter().map(|s| s.backend.rules()), options.block_size)?;
     limits.fit(&plan, memory::available_bytes())?;
-    let caches: Vec<LayerCache> = layers
-        .iter()
-        .zip(&selections)
-        .enumerate()
-        .map(|(i, (a, s))| LayerCache {
-            layer: AttnLayer(i as u32),
-            spec: needs::cache_spec(a, block_size, kv_dtype),
-            backend: s.backend.clone(),
-            num_heads: a.num_heads,
-            shares_cache_of: None,
-        })
-        .collect();
+    let caches = setting.caches(&layers, &selections, block_size, limits.max_model_len);
     let cache = plan_cache(&caches, &limits, options, files.checkpoint.total_bytes())?;
     let mut configs = HashMap::new();
     for s in &selections {
@@ -126,7 +118,7 @@ fn plan_cache(
 ) -> Result<KvCachePlan, StartupError> {
     let step = CacheLimits {
         batch_invariant: options.batch_invariant,
-        kv_cache_layout: needs::layout(options)?,
+        kv_cache_layout: decide::layout(options.kv_layout.as_deref())?,
         ..CacheLimits::new(limits.max_num_reqs, limits.max_num_tokens, limits.max_model_len)
     };
     let budget = match options.kv_cache_memory {

@@ -1,7 +1,7 @@
 //! What can be typed: commands and the option set that they share. Each shared option has an
 //! environment twin `HEADWAY_…`.
 
-use super::{error::CliError, parse};
+use super::{error::CliError, explain::ExplainArgs, parse};
 use clap::{Args, Parser, Subcommand, builder::BoolishValueParser};
 use headway_attention::Registry;
 use headway_engine::options::{DTypeOption, EngineOptions, LoadFormat};
@@ -13,6 +13,7 @@ Examples:
   headway generate --chat \"Write a haiku about rain\" --max-tokens 60
   headway generate --model gemma3-270m --json --logprobs 5 \"2 + 2 =\"
   headway chat
+  headway explain ./config.json --engine vllm --device h100
   headway backends";
 
 /// Attention backends for LLM serving in Rust, with the engine that makes them useful.
@@ -33,6 +34,8 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// The attention backends of this build and what each supports.
     Backends(BackendsArgs),
+    /// Which backend each layer of a model gets on a device, why not the others, and what comes out.
+    Explain(Box<ExplainArgs>),
     /// Fetch a model and say where it lies.
     Pull(PullArgs),
 }

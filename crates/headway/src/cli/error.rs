@@ -3,6 +3,9 @@
 use headway_attention::AttentionError;
 use headway_engine::{
     engine::{RequestError, StepError},
+    explain::ExplainError,
+    loading::LoadError,
+    models::ModelError,
     runner::StartupError,
     sources::SourceError,
     text::TextError,
@@ -50,6 +53,15 @@ pub enum CliError {
     /// Text and templates.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A question to `explain`.
+    #[error(transparent)]
+    Explain(#[from] ExplainError),
+    /// A model's files.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A model's config.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// Backends.
     #[error(transparent)]
     Attention(#[from] AttentionError),

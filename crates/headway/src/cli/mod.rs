@@ -16,6 +16,7 @@ mod chat;
 mod config;
 mod environment;
 mod error;
+mod explain;
 mod generate;
 mod output;
 mod panics;
@@ -63,6 +64,7 @@ fn run(
         Command::Generate(a) => generate::run(*a, registry),
         Command::Chat(a) => chat::run(*a, registry),
         Command::Backends(a) => backends::run(&a, &registry),
+        Command::Explain(a) => explain::run(*a, registry),
         Command::Pull(a) => pull::run(&a),
     }
 }

@@ -45,7 +45,7 @@ pub fn print_report(r: &StartupReport) {
             true => format!("blocks of {}", g.block_size),
             false => format!("blocks of {}, kernel blocks of {}", g.block_size, g.kernel_block_size),
         };
-        let backend = &g.backend;
+        let backend = g.backend.as_deref().unwrap_or("no backend");
         note!("attention  layers {}: {} on {backend}, {block}", runs(&g.layers), g.kind);
         for refused in &g.refused {
             note!("           not {}: {}", refused.backend, refused.reasons.join("; "));
@@ -73,7 +73,7 @@ pub fn print_report(r: &StartupReport) {
 }
 
 /// `0-4, 6-10`.
-fn runs(layers: &[u32]) -> String {
+pub(super) fn runs(layers: &[u32]) -> String {
     let mut out: Vec<(u32, u32)> = vec![];
     for &l in layers {
         match out.last_mut() {

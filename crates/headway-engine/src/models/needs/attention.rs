@@ -65,11 +65,6 @@ impl Shape {
         Ok(MixerNeeds::Attention(AttentionNeeds { reach: Reach::Chunk(n), ..self.windowed.clone() }))
     }
 
-    /// The window that the config names.
-    pub fn window(&self) -> Option<usize> {
-        self.window
-    }
-
     /// Attention with other key/value heads, as configs give them a layer.
     pub fn with_kv_heads(&self, num_kv_heads: usize) -> MixerNeeds {
         MixerNeeds::Attention(AttentionNeeds { num_kv_heads, ..self.base.clone() })

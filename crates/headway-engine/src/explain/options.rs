@@ -1,0 +1,321 @@
+//! What can be asked, held against the model and against itself.
+
+use super::{Contenders, ExplainError, Target};
+use crate::{
+    models::{ModelNeeds, needs::MixerNeeds},
+    options::{DTypeOption, EngineOptions},
+    runner::{
+        decide::{self, Setting},
+        limits, memory,
+    },
+};
+use headway_attention::{BackendRequest, GraphMode, KvCacheLayout, LayerNeed, process::rules::KvCacheDType};
+use headway_tensor::DType;
+
+/// Requests in a step of vLLM, where not asked.
+const VLLM_MAX_NUM_SEQS: usize = 256;
+/// New tokens in a step of vLLM, where not asked.
+const VLLM_MAX_NUM_BATCHED_TOKENS: usize = 8192;
+/// Tokens of a request where neither a user nor the config says.
+const UNKNOWN_MODEL_LEN: usize = 2048;
+/// The share of a device's memory that engines take.
+pub(super) const MEMORY_SHARE: f64 = 0.9;
+
+/// What is asked of [`explain`](super::explain()).
+#[derive(Clone, Default)]
+pub struct ExplainOptions {
+    /// The option set that every command shares.
+    pub engine: EngineOptions,
+    /// `--compilation`; `None`: not asked.
+    pub compilation: Option<bool>,
+    /// `--pcp`.
+    pub prefill_context_parallel: Option<usize>,
+    /// `--kv-connector`.
+    pub kv_connector: bool,
+    /// `--memory`, in bytes.
+    pub memory: Option<u64>,
+}
+
+/// A question with everything settled that doesn't depend on backends.
+pub struct Query {
+    pub(super) target: Target,
+    pub(super) setting: Setting,
+    pub(super) request: BackendRequest,
+    pub(super) layout: Option<KvCacheLayout>,
+    pub(super) graph_mode: Option<GraphMode>,
+    pub(super) compilation: bool,
+    pub(super) max_model_len: usize,
+    pub(super) max_num_seqs: usize,
+    pub(super) max_num_batched_tokens: usize,
+    pub(super) kv_memory: u64,
+    pub(super) kv_memory_because: String,
+    pub(super) weights_bytes: Option<u64>,
+    pub(super) asked: ExplainOptions,
+}
+
+impl Query {
+    /// Holds options against each other, the model and the engine.
+    ///
+    /// # Errors
+    /// [`ExplainError`].
+    pub fn new(
+        model: &ModelNeeds,
+        weights_bytes: Option<u64>,
+        options: &ExplainOptions,
+        contenders: &Contenders,
+    ) -> Result<Self, ExplainError> {
+        let o = &options.engine;
+        let own = matches!(contenders, Contenders::Own(_));
+        let target = Target::parse(o.device.as_deref().unwrap_or(if own { "cpu" } else { "h100" }))?;
+        refuse_what_does_not_belong(options, own, &target)?;
+        let request = backends(o, contenders)?;
+        let graph_mode = o.graph_mode.as_deref().map(str::parse::<GraphMode>).transpose()?;
+        contradictions(options, model, &target, graph_mode)?;
+        let dtype = dtype(o.dtype, model.dtype, &target, own);
+        let (kv_cache_dtype, kv_element) = kv_cache_dtype(o, model, dtype, own, contenders)?;
+        let max_model_len = max_model_len(o, model)?;
+        let (kv_memory, kv_memory_because) = kv_memory(options, &target, weights_bytes);
+        let setting = Setting {
+            platform: target.platform,
+            capability: target.capability,
+            block_size: o.block_size,
+            batch_invariant: o.batch_invariant,
+            kv_connector: options.kv_connector,
+            tp: o.tensor_parallel.unwrap_or(1),
+            dcp: o.decode_context_parallel.unwrap_or(1),
+            pcp: options.prefill_context_parallel.unwrap_or(1),
+            speculative_tokens: o.speculative_tokens.unwrap_or(0),
+            model_head_size: model.head_size,
+            ..Setting::cpu(
+                if own && target.platform == "cpu" { DType::F32 } else { dtype },
+                kv_cache_dtype,
+                kv_element,
+            )
+        };
+        let (seqs, tokens) = match own {
+            true => (limits::DEFAULT_MAX_NUM_SEQS, limits::DEFAULT_MAX_NUM_BATCHED_TOKENS),
+            false => (VLLM_MAX_NUM_SEQS, VLLM_MAX_NUM_BATCHED_TOKENS),
+        };
+        Ok(Self {
+            setting,
+            request,
+            layout: decide::layout(o.kv_layout.as_deref())?,
+            graph_mode,
+            compilation: options.compilation.unwrap_or(true),
+            max_model_len,
+            max_num_seqs: o.max_num_seqs.unwrap_or(seqs),
+            max_num_batched_tokens: o.max_num_batched_tokens.unwrap_or(tokens),
+            kv_memory,
+            kv_memory_because,
+            weights_bytes,
+            asked: options.clone(),
+            target,
+        })
+    }
+}
+
+/// Options of the other engine, and what headway refuses by name.
+fn refuse_what_does_not_belong(x: &ExplainOptions, own: bool, target: &Target) -> Result<(), ExplainError> {
+    let o = &x.engine;
+    let refuse = |option: &'static str, value: String, why: &str| {
+        Err(ExplainError::Option { option, value, why: why.into() })
+    };
+    if own {
+        // Modes of a device with graphs are resolved, not refused.
+        let here = EngineOptions {
+            graph_mode: o.graph_mode.clone().filter(|_| target.platform == "cpu"),
+            ..o.clone()
+        };
+        limits::refuse_what_is_not_there(&here)?;
+        if let Some(c) = x.compilation {
+            let value = if c { "on" } else { "off" };
+            return refuse(
+                "--compilation",
+                value.into(),
+                "headway has no compiler to switch; it is for --engine vllm",
+            );
+        }
+        if let Some(n) = x.prefill_context_parallel.filter(|n| *n > 1) {
+            return refuse(
+                "--pcp",
+                n.to_string(),
+                "headway has no prefill context parallelism; supported: 1",
+            );
+        }
+        if x.kv_connector {
+            return refuse(
+                "--kv-connector",
+                "true".into(),
+                "headway has no KV connectors; it is for --engine vllm",
+            );
+        }
+        return Ok(());
+    }
+    if let Some(n) = o.threads {
+        return refuse("--threads", n.to_string(), "is for --engine headway; leave it out");
+    }
+    if let Some(n) = o.micro_batches.filter(|n| *n > 1) {
+        return refuse("--micro-batches", n.to_string(), "is for --engine headway; leave it out");
+    }
+    Ok(())
+}
+
+/// The backends asked for, by their right names.
+fn backends(o: &EngineOptions, contenders: &Contenders) -> Result<BackendRequest, ExplainError> {
+    let name = |n: &String| contenders.backend_name(n);
+    Ok(BackendRequest {
+        backend: o.attention_backend.as_ref().map(name).transpose()?,
+        per_kind: o
+            .backend_per_kind
+            .iter()
+            .map(|(kind, n)| Ok((kind.clone(), name(n)?)))
+            .collect::<Result<_, ExplainError>>()?,
+    })
+}
+
+fn contradictions(
+    x: &ExplainOptions,
+    model: &ModelNeeds,
+    target: &Target,
+    graph_mode: Option<GraphMode>,
+) -> Result<(), ExplainError> {
+    let o = &x.engine;
+    let (tp, dcp) = (o.tensor_parallel.unwrap_or(1), o.decode_context_parallel.unwrap_or(1));
+    let clash = |one: String, other: String, why: &str| Err(ExplainError::contradiction(one, other, why));
+    if !tp.is_multiple_of(dcp) {
+        return clash(
+            format!("--dcp {dcp}"),
+            format!("--tp {tp}"),
+            "the ranks that share tokens are tensor-parallel ranks: --tp must be a multiple of --dcp",
+        );
+    }
+    if let Some(divided) = undivided(model, tp) {
+        return Err(ExplainError::Option {
+            option: "--tp",
+            value: tp.to_string(),
+            why: format!("must divide the model's {divided} heads"),
+        });
+    }
+    if let Some(mode) = graph_mode.filter(|m| *m != GraphMode::None) {
+        if target.platform == "cpu" {
+            return clash(
+                format!("--graph-mode {mode}"),
+                "--device cpu".into(),
+                "a CPU has no graphs to capture",
+            );
+        }
+        if x.compilation == Some(false) && mode.has_piecewise() {
+            return clash(
+                format!("--graph-mode {mode}"),
+                "--compilation off".into(),
+                "without compilation nothing is captured in pieces",
+            );
+        }
+    }
+    if let (Some(m), Some(kv)) = (x.memory, o.kv_cache_memory) {
+        return clash(
+            format!("--memory {m}"),
+            format!("--kv-cache-memory {kv}"),
+            "one is a device's memory, the other what of it the KV cache has; give one",
+        );
+    }
+    let tokens = o.max_num_batched_tokens.zip(o.max_num_seqs);
+    if let Some((tokens, seqs)) = tokens.filter(|(t, s)| t < s) {
+        return clash(
+            format!("--max-num-batched-tokens {tokens}"),
+            format!("--max-num-seqs {seqs}"),
+            "each request needs a token in a step",
+        );
+    }
+    Ok(())
+}
+
+/// A number of heads that the ranks don't divide.
+fn undivided(model: &ModelNeeds, tp: usize) -> Option<usize> {
+    let heads = model.mixers.iter().map(|l| match &l.mixer {
+        MixerNeeds::Attention(a) => a.num_heads,
+        MixerNeeds::Mla(m) => m.num_heads,
+        MixerNeeds::State(d) => d.divided(),
+    });
+    heads.into_iter().find(|h| !h.is_multiple_of(tp))
+}
+
+/// Activations: as asked, or the config's; GPUs' kernels compute in half precision, so float32 weights become that.
+fn dtype(asked: DTypeOption, config: Option<DType>, target: &Target, own: bool) -> DType {
+    match (asked, config) {
+        (DTypeOption::As(d), _) => d,
+        (DTypeOption::Auto, Some(DType::F32)) if !own && target.platform != "cpu" => DType::F16,
+        (DTypeOption::Auto, d) => d.unwrap_or(DType::BF16),
+    }
+}
+
+fn kv_cache_dtype(
+    o: &EngineOptions,
+    model: &ModelNeeds,
+    dtype: DType,
+    own: bool,
+    contenders: &Contenders,
+) -> Result<(KvCacheDType, DType), ExplainError> {
+    // A checkpoint that brings scales for its cache wants that cache.
+    let from_checkpoint = model.kv_cache_dtype.as_deref().filter(|_| !own && o.kv_cache_dtype.is_none());
+    let asked = o.kv_cache_dtype.as_deref().or(from_checkpoint).unwrap_or("auto").to_ascii_lowercase();
+    let name = KvCacheDType::from(asked.clone());
+    let element = match asked.as_str() {
+        "fp8_ds_mla" => Some(DType::F8E4M3),
+        _ => name.element(dtype),
+    };
+    if let Some(element) = element {
+        // headway's own rule books name the element type.
+        let name = if own && asked == "auto" { KvCacheDType::from(dtype.name().to_owned()) } else { name };
+        return Ok((name, element));
+    }
+    let known = contenders.kv_cache_dtypes(&LayerNeed::default());
+    if known.contains(&asked) {
+        return Err(ExplainError::Option {
+            option: "--kv-cache-dtype",
+            value: asked,
+            why: "headway doesn't know how many bytes a token takes in it; known: auto, float32, bfloat16, float16, \
+                  fp8, fp8_e4m3, fp8_e5m2, fp8_ds_mla"
+                .into(),
+        });
+    }
+    Err(ExplainError::unknown("--kv-cache-dtype", &asked, &known))
+}
+
+fn max_model_len(o: &EngineOptions, model: &ModelNeeds) -> Result<usize, ExplainError> {
+    match (o.max_model_len, model.max_model_len) {
+        (Some(n), Some(most)) if n > most => Err(ExplainError::Option {
+            option: "--max-model-len",
+            value: n.to_string(),
+            why: format!("the model was made for at most {most} tokens; give that or less"),
+        }),
+        (asked, config) => Ok(asked.or(config).unwrap_or(UNKNOWN_MODEL_LEN)),
+    }
+}
+
+/// Bytes of the KV cache of a rank, and where the number comes from.
+fn kv_memory(x: &ExplainOptions, target: &Target, weights: Option<u64>) -> (u64, String) {
+    if let Some(bytes) = x.engine.kv_cache_memory {
+        return (bytes, "as asked".into());
+    }
+    let ranks = x.engine.tensor_parallel.unwrap_or(1) as u64;
+    let weights_of_rank = weights.unwrap_or(0) / ranks;
+    let less = if weights.is_some() { "less the weights" } else { "with nothing taken off for weights" };
+    match x.memory.or(target.memory) {
+        Some(all) => {
+            let usable = (all as f64 * MEMORY_SHARE) as u64;
+            (
+                usable.saturating_sub(weights_of_rank),
+                format!("{:.0}% of the device's memory, {less}", MEMORY_SHARE * 100.0),
+            )
+        }
+        None if target.platform == "cpu" => {
+            let bytes = limits::default_kv_memory(memory::available_bytes(), weights.unwrap_or(0));
+            (bytes, "two fifths of what this machine has free".into())
+        }
+        None => (
+            0,
+            "the device's name doesn't say how much memory it has; give --memory or --kv-cache-memory".into(),
+        ),
+    }
+}

@@ -1,0 +1,213 @@
+//! The way of start-up: needs, a backend for each, block sizes, the cache's plan, builders, graph mode, memory.
+
+use super::{Contenders, Query, report, unknowns};
+use crate::{
+    models::{
+        ModelNeeds,
+        needs::{LayerNeeds, MixerNeeds},
+    },
+    runner::{StartupError, StartupReport, capacity, decide},
+};
+use headway_attention::{
+    AttentionError, BuilderPlan, CacheLimits, ContextParallel, GraphMode, GraphSupport, KvCachePlan,
+    LayerNeed, RuleBook, Selection,
+    group::{
+        graph::{GraphRequest, GraphResolution, resolve as resolve_graph},
+        kv::page::RequestLimits,
+    },
+    plan_kv_cache,
+};
+
+/// Memory for a plan whose shape is asked for, not its size.
+const ENOUGH: usize = 1 << 50;
+
+/// How start-up would end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It starts.
+    Starts,
+    /// It fails; [`StartupReport::error`] says why.
+    Fails,
+    /// A layer gets no backend.
+    NoBackend,
+}
+
+/// The answer.
+pub struct Outcome {
+    /// Everything that was decided.
+    pub report: StartupReport,
+    /// How start-up would end.
+    pub verdict: Verdict,
+    /// For each mixer its backend and that one's place in the order of preference; `None`: it gets none.
+    pub(super) picks: Vec<Option<(String, usize)>>,
+    /// The graph mode in force.
+    pub(super) graph_mode: GraphMode,
+}
+
+/// What stands once every layer has a backend.
+pub(super) struct Planned {
+    pub cache: KvCachePlan,
+    pub builders: Vec<BuilderPlan>,
+    pub graph: GraphResolution,
+    pub block_size: usize,
+    /// The block size before states made it larger.
+    pub preferred_block_size: usize,
+    pub num_blocks: usize,
+}
+
+/// Runs the way of start-up.
+pub fn resolve(model: &ModelNeeds, query: &Query, contenders: &Contenders) -> Outcome {
+    let needs: Vec<LayerNeed> = model.mixers.iter().map(|l| query.setting.need(l)).collect();
+    let picked = select(model, &needs, query, contenders);
+    let mut report = report::begin(model, query, contenders);
+    unknowns::of_model(&mut report, model, query, contenders);
+    let pick = |(p, need): (&Picked, &LayerNeed)| {
+        let name = p.as_ref().ok()?.backend.rules().name.to_string();
+        let rank = contenders.rank(need, &name);
+        Some((name, rank))
+    };
+    let picks = picked.iter().zip(&needs).map(pick).collect();
+    let fails = |mut report: StartupReport, error: String, verdict, picks| {
+        report.error = Some(error);
+        Outcome { report, verdict, picks, graph_mode: GraphMode::None }
+    };
+    let selections: Vec<Selection> =
+        match picked.iter().map(|p| p.clone().map_err(|e| e.to_string())).collect() {
+            Ok(s) => s,
+            Err(e) => {
+                report::no_backend(&mut report, model, query, &needs, &picked, contenders);
+                return fails(report, e, Verdict::NoBackend, picks);
+            }
+        };
+    match plan(model, query, &selections) {
+        Ok(p) => {
+            let graph_mode = p.graph.mode;
+            match report::planned(&mut report, model, query, &selections, &p) {
+                Ok(()) => Outcome { report, verdict: Verdict::Starts, picks, graph_mode },
+                Err(e) => fails(report, e.to_string(), Verdict::Fails, picks),
+            }
+        }
+        Err(e) => {
+            report::unplanned(&mut report, model, query, &selections);
+            fails(report, e.to_string(), Verdict::Fails, picks)
+        }
+    }
+}
+
+type Picked = Result<Selection, String>;
+
+/// A backend for each layer; equal needs are asked once.
+fn select(model: &ModelNeeds, needs: &[LayerNeed], query: &Query, contenders: &Contenders) -> Vec<Picked> {
+    let mut asked: Vec<(&LayerNeed, Picked)> = vec![];
+    let mut out = vec![];
+    for (l, need) in model.mixers.iter().zip(needs) {
+        if let Some((_, s)) = asked.iter().find(|(n, _)| *n == need) {
+            out.push(s.clone());
+            continue;
+        }
+        let name = format!("layer {}", l.layer);
+        let s = contenders.select(&name, need, &query.request).map_err(|e| e.to_string());
+        asked.push((need, s.clone()));
+        out.push(s);
+    }
+    out
+}
+
+fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<Planned, StartupError> {
+    let (preferred_block_size, block_size) = block_sizes(model, query, selections)?;
+    let setting = &query.setting;
+    let caches = setting.caches(&model.mixers, selections, block_size, query.max_model_len);
+    let limits = CacheLimits {
+        num_speculative_tokens: setting.speculative_tokens,
+        batch_invariant: setting.batch_invariant,
+        kv_cache_layout: query.layout,
+        context_parallel: ContextParallel { size: setting.dcp, ..ContextParallel::default() },
+        ..CacheLimits::new(query.max_num_seqs, query.max_num_batched_tokens, query.max_model_len)
+    };
+    let cache = plan_kv_cache(&caches, &limits, ENOUGH)?;
+    let builders = cache
+        .attention_groups
+        .iter()
+        .map(|g| g.backend.plan(&g.info, &g.backend.parse_config(None)?))
+        .collect::<Result<Vec<_>, AttentionError>>()?;
+    let block_bytes = cache.total_bytes / cache.num_blocks.max(1);
+    let num_blocks = (query.kv_memory / (block_bytes as u64).max(1)).min(i32::MAX as u64) as usize;
+    let num_blocks = if block_bytes == 0 { 1 } else { num_blocks };
+    let graph = graph(model, query, &cache, &builders, num_blocks)?;
+    Ok(Planned { cache, builders, graph, block_size, preferred_block_size, num_blocks })
+}
+
+/// Tokens in a block as the backends prefer or the user asks, and after states had their say.
+fn block_sizes(
+    model: &ModelNeeds,
+    query: &Query,
+    selections: &[Selection],
+) -> Result<(usize, usize), StartupError> {
+    let setting = &query.setting;
+    let pages: Vec<(&LayerNeeds, &RuleBook)> = model
+        .mixers
+        .iter()
+        .zip(selections)
+        .filter(|(l, _)| setting.need(l).has_cache && !matches!(l.mixer, MixerNeeds::State(_)))
+        .map(|(l, s)| (l, s.backend.rules()))
+        .collect();
+    let rules = || pages.iter().map(|(_, r)| *r);
+    let preferred = decide::block_size(rules(), setting.block_size)?;
+    let page = |l: &LayerNeeds| setting.cache_spec(l, 1, query.max_model_len).page_size_bytes();
+    let token = pages.iter().map(|(l, _)| page(l)).max().unwrap_or(0);
+    let states = model.mixers.iter().filter(|l| matches!(l.mixer, MixerNeeds::State(_)));
+    let state = states.map(page).max().unwrap_or(0);
+    Ok((preferred, decide::block_size_beside_states(preferred, token, state, rules())))
+}
+
+fn graph(
+    model: &ModelNeeds,
+    query: &Query,
+    cache: &KvCachePlan,
+    builders: &[BuilderPlan],
+    num_blocks: usize,
+) -> Result<GraphResolution, AttentionError> {
+    let names = cache.attention_groups.iter().map(|g| g.backend.rules().name.as_ref());
+    let (support, backend) = GraphSupport::weakest(names.zip(builders.iter().map(|b| b.graph_support)));
+    let has_states = model.mixers.iter().any(|l| matches!(l.mixer, MixerNeeds::State(_)));
+    let default = match query.setting.platform {
+        "cpu" => GraphMode::None,
+        _ if query.compilation => GraphMode::FullAndPiecewise,
+        _ => GraphMode::None,
+    };
+    resolve_graph(&GraphRequest {
+        configured: Some(query.graph_mode.unwrap_or(default)),
+        support,
+        backend: backend.unwrap_or_default().to_owned(),
+        attention_splits: query.compilation,
+        piecewise_compilation: query.compilation,
+        piecewise_available: query.compilation,
+        decode_query_len: 1 + query.setting.speculative_tokens,
+        state_blocks: has_states.then_some(num_blocks),
+        max_num_reqs: Some(query.max_num_seqs),
+        // Without a memory size there is no number of blocks to check.
+        is_profiling: query.kv_memory == 0,
+        ..GraphRequest::default()
+    })
+}
+
+impl Planned {
+    /// Fills in what fits.
+    pub fn capacity(
+        &self,
+        report: &mut StartupReport,
+        model: &ModelNeeds,
+        query: &Query,
+    ) -> Result<(), AttentionError> {
+        let limits = RequestLimits {
+            max_model_len: query.max_model_len,
+            max_in_flight_tokens: query.max_num_batched_tokens,
+            max_encoder_tokens: model.max_encoder_tokens,
+            dcp_size: query.setting.dcp,
+        };
+        capacity::fill(&mut report.memory, &self.cache, self.num_blocks, &limits)?;
+        let block_bytes = self.cache.total_bytes / self.cache.num_blocks.max(1);
+        report.memory.kv_cache_bytes = (self.num_blocks * block_bytes) as u64;
+        Ok(())
+    }
+}

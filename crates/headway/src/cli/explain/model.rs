@@ -1,0 +1,83 @@
+//! The model that is asked about: its needs, and the size of its weights where they are at hand.
+
+use super::super::CliError;
+use headway_engine::{
+    loading::{GgufFile, json},
+    models::ModelNeeds,
+    sources::{self, FetchOptions, ModelSpec, NoProgress},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// What is known of the model.
+pub struct Model {
+    /// What its layers need.
+    pub needs: ModelNeeds,
+    /// Bytes of its weight files; `None`: there are none here.
+    pub weights_bytes: Option<u64>,
+    /// The file that was read.
+    pub files: String,
+}
+
+/// Finds and reads a model without fetching anything.
+pub fn read(name: &str) -> Result<Model, CliError> {
+    let path = match ModelSpec::parse(name)? {
+        ModelSpec::Path(path) => path,
+        spec => {
+            let offline =
+                FetchOptions { hub_offline: true, pip_command: vec![], ..FetchOptions::from_env()? };
+            sources::resolve(&spec, &offline, &NoProgress)?.path
+        }
+    };
+    if path.is_dir() {
+        return folder(&path);
+    }
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("json") => config(&path, None),
+        Some("safetensors") => config(&path.with_file_name("config.json"), Some(size(&path))),
+        _ => gguf(&path),
+    }
+}
+
+fn folder(path: &Path) -> Result<Model, CliError> {
+    let mut files: Vec<PathBuf> = fs::read_dir(path)
+        .map_err(|e| CliError::File { path: path.to_owned(), why: format!("cannot be read: {e}") })?
+        .filter_map(|e| e.ok().map(|e| e.path()))
+        .collect();
+    files.sort();
+    let of =
+        |kind: &str| files.iter().filter(|f| f.extension().is_some_and(|e| e == kind)).collect::<Vec<_>>();
+    let (weights, ggufs) = (of("safetensors"), of("gguf"));
+    let file = path.join("config.json");
+    if file.is_file() {
+        let bytes = weights.iter().map(|f| size(f)).sum();
+        return config(&file, (!weights.is_empty()).then_some(bytes));
+    }
+    match ggufs.first() {
+        Some(first) => gguf(first),
+        None => {
+            Err(CliError::File { path: path.to_owned(), why: "has no config.json and no .gguf file".into() })
+        }
+    }
+}
+
+fn config(path: &Path, weights_bytes: Option<u64>) -> Result<Model, CliError> {
+    let file = path.display().to_string();
+    let needs = ModelNeeds::from_config(&file, &json::read(path)?)?;
+    Ok(Model { needs, weights_bytes, files: file })
+}
+
+fn gguf(path: &Path) -> Result<Model, CliError> {
+    let g = GgufFile::open(path)?;
+    Ok(Model {
+        needs: ModelNeeds::from_gguf(&g)?,
+        weights_bytes: Some(size(path)),
+        files: path.display().to_string(),
+    })
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |m| m.len())
+}

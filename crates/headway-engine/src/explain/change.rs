@@ -9,6 +9,9 @@ use headway_tensor::DType;
 /// Block sizes that are tried.
 const BLOCK_SIZES: [usize; 5] = [16, 32, 64, 128, 256];
 
+/// Numbers of requests that are tried.
+const FEWER_REQUESTS: [usize; 4] = [128, 64, 32, 16];
+
 struct Change {
     option: &'static str,
     from: Option<String>,
@@ -85,6 +88,11 @@ fn changes(now: &ExplainOptions) -> Vec<Change> {
         });
     }
     add("--max-num-seqs", number(o.max_num_seqs), None, &|x| x.engine.max_num_seqs = None);
+    for n in FEWER_REQUESTS {
+        add("--max-num-seqs", number(o.max_num_seqs), Some(n.to_string()), &|x| {
+            x.engine.max_num_seqs = Some(n)
+        });
+    }
     out
 }
 

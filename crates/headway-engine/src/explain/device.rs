@@ -15,12 +15,15 @@ const MEMORY_GIB: &[(&str, u64)] = &[
     ("t4", 16),
     ("rtx2080ti", 11),
     ("a100", 80),
+    ("a800", 80),
     ("a30", 24),
     ("a2", 16),
     ("a10", 24),
     ("a10g", 24),
     ("a16", 16),
     ("a40", 48),
+    ("a5000", 24),
+    ("a6000", 48),
     ("rtxa6000", 48),
     ("rtx3060", 12),
     ("rtx3080", 10),
@@ -34,6 +37,7 @@ const MEMORY_GIB: &[(&str, u64)] = &[
     ("rtx4090", 24),
     ("h20", 96),
     ("h100", 80),
+    ("h800", 80),
     ("h200", 141),
     ("gh200", 96),
     ("b200", 180),
@@ -45,6 +49,7 @@ const MEMORY_GIB: &[(&str, u64)] = &[
     ("rtx5090", 32),
     ("rtxpro6000", 96),
     ("gb10", 128),
+    ("dgxspark", 128),
 ];
 
 /// The capabilities that `smNN` is offered for.
@@ -128,7 +133,7 @@ mod tests {
             assert_eq!(t.capability, Some(ComputeCapability(capability.0, capability.1)), "{name}");
             assert_eq!(t.memory, gib.map(|g: u64| g * GIB), "{name}");
         }
-        for (name, near) in [("h10", "h100"), ("sm91", "sm90"), ("toaster", ""), ("cpus", "cpu")] {
+        for (name, near) in [("h1000", "h100"), ("sm91", "sm90"), ("toaster", ""), ("cpus", "cpu")] {
             let e = Target::parse(name).unwrap_err().to_string();
             assert!(
                 e.contains("rtx4090") && (near.is_empty() || e.contains(&format!("did you mean {near}?"))),

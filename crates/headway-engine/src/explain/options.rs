@@ -151,9 +151,6 @@ fn refuse_what_does_not_belong(x: &ExplainOptions, own: bool, target: &Target) -
         }
         return Ok(());
     }
-    if let Some(n) = o.threads {
-        return refuse("--threads", n.to_string(), "is for --engine headway; leave it out");
-    }
     if let Some(n) = o.micro_batches.filter(|n| *n > 1) {
         return refuse("--micro-batches", n.to_string(), "is for --engine headway; leave it out");
     }

@@ -6,6 +6,7 @@ mod bad_options;
 mod batch;
 mod chat;
 mod commands;
+mod explain;
 mod generate;
 mod startup;
 mod support;

@@ -24,7 +24,6 @@ pub fn print(out: &mut dyn Write, r: &StartupReport) -> Result<()> {
         memory(out, r)?;
     }
     lines(out, "warning", r.warnings.iter().map(String::as_str))?;
-    lines(out, "fails", r.error.iter().map(String::as_str))?;
     let changes: Vec<String> = r.suggestions.iter().map(suggestion).collect();
     lines(out, "change", changes.iter().map(String::as_str))?;
     lines(out, "unknown", r.unknowns.iter().map(String::as_str))
@@ -168,6 +167,9 @@ fn memory(out: &mut dyn Write, r: &StartupReport) -> Result<()> {
     let length = r.options.get("max_model_len").map(|o| o.in_force.as_str()).unwrap_or_default();
     let of = r.options.get("kv_cache_memory").and_then(|o| o.because.clone());
     let why = of.map(|w| format!(" ({w})")).unwrap_or_default();
+    if m.kv_cache_bytes == 0 && r.options.get("kv_cache_memory").is_some_and(|o| o.in_force == "0") {
+        return writeln!(out, "          {}", why.replace(['(', ')'], ""));
+    }
     if m.kv_cache_blocks < 2 {
         return writeln!(out, "           the KV cache has {}{why}: nothing fits", gib(m.kv_cache_bytes));
     }

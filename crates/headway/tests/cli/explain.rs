@@ -1,0 +1,403 @@
+//! `headway explain`: every config on several devices, the schema, exit codes, bad input, and suggestions that keep
+//! what they promise.
+
+use super::support::{Copy, Run, finish, headway, llama, run};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+fn configs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/configs")
+}
+
+fn config(name: &str) -> PathBuf {
+    configs().join(format!("{name}.json"))
+}
+
+/// `headway explain CONFIG --engine vllm ARGS`.
+fn vllm(name: &str, args: &[&str]) -> Run {
+    finish(
+        headway()
+            .env_remove("HEADWAY_THREADS")
+            .arg("explain")
+            .arg(config(name))
+            .args(["--engine", "vllm"])
+            .args(args),
+    )
+}
+
+/// The report of `--json`.
+fn report(name: &str, args: &[&str]) -> Value {
+    vllm(name, &[args, &["--json"]].concat()).fine().object()
+}
+
+/// The report where start-up fails with this exit code.
+fn failing(name: &str, args: &[&str], code: i32) -> Value {
+    let r = vllm(name, &[args, &["--json"]].concat());
+    assert_eq!(r.code, Some(code), "{name} {args:?}: {}", r.err);
+    r.object()
+}
+
+fn backends(r: &Value) -> BTreeSet<String> {
+    let groups = r["groups"].as_array().unwrap();
+    groups.iter().filter_map(|g| g["backend"].as_str().map(str::to_owned)).collect()
+}
+
+const DEVICES: [&str; 6] = ["t4", "a100", "l40s", "h100", "b200", "sm120"];
+
+#[test]
+fn every_config_is_answered_on_every_device() {
+    let mut names: Vec<String> = std::fs::read_dir(configs())
+        .unwrap()
+        .filter_map(|e| e.unwrap().file_name().to_str()?.strip_suffix(".json").map(str::to_owned))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 50, "{names:?}");
+    for name in &names {
+        for device in DEVICES {
+            // Memory for any of them, so that no limit is in the way.
+            let r = vllm(name, &["--device", device, "--kv-cache-memory", "200GiB", "--json"]);
+            assert!(matches!(r.code, Some(0 | 3)), "{name} on {device}: {:?} {}", r.code, r.err);
+            let o = r.object();
+            let groups = o["groups"].as_array().unwrap();
+            assert!(!groups.is_empty(), "{name} on {device}");
+            let none = groups.iter().filter(|g| g["backend"].is_null());
+            for g in none.clone() {
+                // None is valid: every refused one says why.
+                let refused = g["refused"].as_array().unwrap();
+                assert!(!refused.is_empty(), "{name} on {device}: {g}");
+                assert!(refused.iter().all(|r| !r["reasons"].as_array().unwrap().is_empty()));
+            }
+            assert_eq!(r.code == Some(3), none.count() > 0, "{name} on {device}: {}", r.err);
+            if r.code == Some(0) {
+                let m = &o["memory"];
+                let grows = m["kv_bytes_per_token"].as_u64().unwrap() > 0;
+                let keeps = m["state_bytes_per_request"].as_u64().unwrap() > 0;
+                assert!(
+                    grows || keeps || groups.iter().all(|g| g["kv_cache_spec"]["kind"] == "encoder_only"),
+                    "{name}: {m}"
+                );
+            }
+        }
+        let on_cpu = finish(headway().arg("explain").arg(config(name)).args([
+            "--kv-cache-memory",
+            "200GiB",
+            "--json",
+        ]));
+        assert!(matches!(on_cpu.code, Some(0 | 3)), "{name}: {}", on_cpu.err);
+    }
+}
+
+#[test]
+fn every_layer_is_in_a_group() {
+    for (name, layers) in
+        [("llama-3.1-70b", 80), ("gemma-3-12b", 48), ("jamba-v0.1", 32), ("gemma-3n", 35), ("kimi-k3", 93)]
+    {
+        let r = report(name, &["--device", "h100", "--kv-cache-memory", "200GiB"]);
+        let all: BTreeSet<u64> = r["groups"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|g| g["layers"].as_array().unwrap().iter().map(|l| l.as_u64().unwrap()))
+            .collect();
+        assert_eq!(all, (0..layers).collect(), "{name}");
+    }
+}
+
+#[test]
+fn the_schema_is_that_of_the_start_up_report() {
+    let r = report("gpt-oss-20b", &["--device", "h100"]);
+    let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    for field in ["groups", "kv_cache_layout", "graph_mode", "options", "memory", "suggestions", "unknowns"] {
+        assert!(keys(&r).contains(field), "{field}");
+    }
+    let started = finish(headway().args(["generate", "--model"]).arg(llama()).args([
+        "-v",
+        "--json",
+        "--prompt-ids",
+        "1",
+        "--max-tokens",
+        "1",
+    ]));
+    let started = started.fine().objects()[0]["startup"].clone();
+    assert_eq!(keys(&r["groups"][0]), keys(&started["groups"][0]));
+    assert_eq!(keys(&r["graph_mode"]), keys(&started["graph_mode"]));
+    assert_eq!(keys(&r["memory"]), keys(&started["memory"]));
+    assert_eq!(keys(&r["options"]["dtype"]), keys(&started["options"]["dtype"]));
+    assert!(r["unknowns"].as_array().unwrap().iter().any(|u| u.as_str().unwrap().contains("packages")));
+}
+
+#[test]
+fn the_engine_starts_as_explain_tells() {
+    for model in ["tiny-llama", "tiny-gemma3", "tiny-mistral", "tiny-qwen3"] {
+        let Ok(dir) = headway_testkit::testdata::model_dir(model) else { panic!("{model}: test data") };
+        let options = ["--json", "--kv-cache-memory", "8MiB", "--block-size", "32"];
+        let told = finish(headway().arg("explain").arg(&dir).args(options)).fine().object();
+        let started = finish(
+            headway()
+                .args(["generate", "--prompt-ids", "1", "--max-tokens", "1", "-v", "--model"])
+                .arg(&dir)
+                .args(options),
+        );
+        let started = started.fine().objects()[0]["startup"].clone();
+        assert_eq!(told["groups"], started["groups"], "{model}");
+        assert_eq!(told["kv_cache_layout"], started["kv_cache_layout"]);
+        assert_eq!(told["memory"]["kv_bytes_per_token"], started["memory"]["kv_bytes_per_token"]);
+        assert_eq!(told["memory"]["weights_bytes"].as_u64().map(|b| b > 0), Some(true));
+    }
+}
+
+#[test]
+fn numbers_that_can_be_checked_by_hand() {
+    // 32 layers, 8 heads of 128, keys and values, bfloat16; half of it in fp8.
+    let r = report("llama-3.1-8b", &["--device", "h100", "--kv-cache-memory", "16GiB"]);
+    assert_eq!(r["memory"]["kv_bytes_per_token"], json!(32 * 8 * 128 * 2 * 2));
+    // 8192 blocks of 16 tokens, one of them the null block, and 131072 tokens in a request.
+    assert_eq!(r["memory"]["kv_cache_blocks"], json!(8192));
+    assert_eq!(r["memory"]["max_request_tokens"], json!(8191 * 16));
+    let half = report("llama-3.1-8b", &["--device", "h100", "--kv-cache-dtype", "fp8"]);
+    assert_eq!(half["memory"]["kv_bytes_per_token"], json!(32 * 8 * 128 * 2));
+    let ranks = report("llama-3.1-8b", &["--device", "h100", "--tp", "4"]);
+    assert_eq!(ranks["memory"]["kv_bytes_per_token"], json!(32 * 2 * 128 * 2 * 2));
+    // 61 latent rows of 512 + 64, not divided by ranks.
+    let mla = report("deepseek-v3", &["--device", "h100", "--tp", "8"]);
+    assert_eq!(mla["memory"]["kv_bytes_per_token"], json!(61 * 576 * 2));
+    // Fifteen of 35 layers read another layer's cache.
+    let shared = report("gemma-3n", &["--device", "h100"]);
+    assert_eq!(shared["memory"]["kv_bytes_per_token"], json!(20 * 2 * 256 * 2 * 2));
+}
+
+#[test]
+fn pages_of_attention_grow_to_a_state() {
+    let r = report("nemotron-h-56b", &["--device", "h100", "--tp", "2", "--kv-cache-memory", "100GiB"]);
+    let pages: BTreeSet<u64> =
+        r["groups"].as_array().unwrap().iter().map(|g| g["page_size_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(pages.len(), 1, "{pages:?}");
+    let why = r["options"]["block_size"]["because"].as_str().unwrap();
+    assert!(why.contains("raised from 16"), "{why}");
+    assert!(r["unknowns"].to_string().contains("round it further up"));
+}
+
+#[test]
+fn exit_code_3_where_no_backend_is_valid() {
+    let r = failing("deepseek-v3.2", &["--device", "a100"], 3);
+    assert!(r["groups"][0]["backend"].is_null());
+    assert!(r["error"].as_str().unwrap().contains("No valid attention backend found"));
+    let named = failing(
+        "llama-3.1-8b",
+        &["--device", "h100", "--attention-backend", "flex_attention", "--kv-cache-dtype", "fp8"],
+        3,
+    );
+    assert!(named["error"].as_str().unwrap().contains("Selected backend FLEX_ATTENTION is not valid"));
+    let own = finish(headway().arg("explain").arg(config("jamba-v0.1")).arg("--json"));
+    assert_eq!(own.code, Some(3));
+    assert!(own.object()["warnings"].to_string().contains("headway can't run JambaForCausalLM yet"));
+    let own = finish(headway().arg("explain").arg(config("llama-3.1-8b")).args(["--device", "h100"]));
+    assert_eq!(own.code, Some(3));
+    assert!(own.out.contains("runs on cpu, not on cuda"), "{}", own.out);
+}
+
+/// The option and value of a suggestion, as arguments.
+fn applied(args: &[&str], s: &Value) -> Vec<String> {
+    let option = s["option"].as_str().unwrap();
+    let mut out: Vec<String> = vec![];
+    let mut skip = false;
+    for a in args {
+        if std::mem::take(&mut skip) {
+            continue;
+        }
+        match *a == option {
+            true => skip = s["from"] != json!("true"),
+            false => out.push((*a).to_owned()),
+        }
+    }
+    if let Some(to) = s["to"].as_str() {
+        out.extend([option.to_owned(), to.to_owned()]);
+    }
+    out
+}
+
+#[test]
+fn suggestions_keep_what_they_promise() {
+    let cases: [(&str, &[&str], i32); 7] = [
+        ("llama-3.1-70b", &["--device", "a100", "--tp", "4", "--kv-cache-dtype", "fp8"], 0),
+        ("deepseek-v3", &["--device", "h100", "--tp", "8", "--kv-cache-dtype", "fp8"], 0),
+        ("gpt-oss-120b", &["--device", "h100", "--block-size", "24"], 3),
+        ("qwen3-8b", &["--device", "b200", "--tp", "8", "--dcp", "2", "--speculative-tokens", "3"], 0),
+        ("llama-3.1-8b", &["--device", "h100", "--compilation", "off"], 0),
+        (
+            "llama-3.1-8b",
+            &["--device", "h100", "--attention-backend", "FLEX_ATTENTION", "--kv-cache-dtype", "fp8"],
+            3,
+        ),
+        ("mamba2", &["--device", "t4"], 1),
+    ];
+    for (name, args, code) in cases {
+        let now = failing(name, args, code);
+        let all = now["suggestions"].as_array().unwrap();
+        assert!(!all.is_empty(), "{name} {args:?}");
+        for s in all {
+            let args = applied(args, s);
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let then = report(name, &args);
+            let gain = s["gain"].as_str().unwrap();
+            let mode = then["graph_mode"]["in_force"].as_str().unwrap();
+            let promised = if gain.contains("it starts, on ") {
+                backends(&then).iter().all(|b| gain.contains(b))
+            } else if gain.contains("the graph mode is ") {
+                gain.contains(&format!("the graph mode is {mode} instead of"))
+            } else {
+                backends(&then).iter().any(|b| gain.ends_with(&format!("{b} is valid")))
+            };
+            assert!(promised, "{name} {args:?}: {gain}\n{:?} {mode}", backends(&then));
+        }
+    }
+}
+
+#[test]
+fn nothing_to_change_where_the_best_is_chosen() {
+    let r = report("llama-3.1-8b", &["--device", "h100"]);
+    assert_eq!(r["suggestions"], json!([]));
+    assert_eq!(backends(&r), BTreeSet::from(["FLASH_ATTN".to_owned()]));
+}
+
+#[test]
+fn lowerings_are_told_in_order() {
+    let r = report("qwen3-8b", &["--device", "b200", "--tp", "8", "--dcp", "2", "--speculative-tokens", "3"]);
+    let l = &r["graph_mode"]["lowerings"][0];
+    assert_eq!((&l["from"], &l["to"]), (&json!("FULL_AND_PIECEWISE"), &json!("PIECEWISE")));
+    assert!(l["because"].as_str().unwrap().contains("is not supported with speculative decoding"));
+    assert_eq!(r["graph_mode"]["in_force"], "PIECEWISE");
+}
+
+#[test]
+fn people_read_runs_of_layers() {
+    let r = vllm("gemma-3-12b", &["--device", "h100"]).fine();
+    for text in [
+        "layers 0–4, 6–10, 12–16",
+        ": sliding window 1024",
+        "layers 5, 11, 17",
+        "layout ",
+        "graphs ",
+        "memory ",
+        "unknown ",
+    ] {
+        assert!(r.out.contains(text), "{text}: {}", r.out);
+    }
+}
+
+#[test]
+fn two_answers_side_by_side() {
+    let r = vllm("llama-3.1-8b", &["--compare", "h100,b200"]).fine();
+    assert!(r.out.contains("FLASH_ATTN") && r.out.contains("FLASHINFER"), "{}", r.out);
+    let r = vllm(
+        "llama-3.1-8b",
+        &["--device", "a100", "--compare", "block-size=16,block-size=64+kv-cache-dtype=fp8", "--json"],
+    );
+    let both = r.fine().object()["compare"].clone();
+    assert_eq!(both[0]["startup"]["groups"][0]["block_size"], 16);
+    assert_eq!(both[1]["startup"]["options"]["kv_cache_dtype"]["in_force"], "fp8");
+    vllm("llama-3.1-8b", &["--compare", "h100"]).refused(&["--compare h100", "a comma between them"]);
+    vllm("llama-3.1-8b", &["--compare", "h100,h201"])
+        .refused(&["no device is named h201", "did you mean h20"]);
+    vllm("llama-3.1-8b", &["--compare", "blok-size=1,h100"]).refused(&["(did you mean block-size?)"]);
+    vllm("llama-3.1-8b", &["--device", "a100", "--compare", "h100,b200"])
+        .refused(&["contradicts --device a100"]);
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_nearest() {
+    for (args, words) in [
+        (&["--device", "h1000"][..], &["no device is named h1000", "rtx4090", "(did you mean h100?)"][..]),
+        (&["--device", "cuda"], &["say which: cpu, sm70"]),
+        (&["--engine", "vlm"], &["--engine vlm", "(did you mean vllm?)"]),
+        (&["--engine", "vllm:0.32.0"], &["no version 0.32.0", "0.33.0"]),
+        (&["--dtype", "flot16"], &["there are: auto, float32", "(did you mean float16?)"]),
+        (&["--kv-cache-dtype", "fp8_e4m4"], &["--kv-cache-dtype fp8_e4m4", "(did you mean fp8_e4m3?)"]),
+        (&["--kv-cache-dtype", "nvfp4"], &["how many bytes"]),
+        (
+            &["--attention-backend", "FLSH_ATTN"],
+            &["named FLSH_ATTN", "TRITON_ATTN", "(did you mean FLASH_ATTN?)"],
+        ),
+        (&["--backend-per-kind", "full=FLASHINFR"], &["(did you mean FLASHINFER?)"]),
+        (
+            &["--backend-per-kind", "fool=FLASHINFER"],
+            &["no kind of layer is named fool", "(did you mean full?)"],
+        ),
+        (&["--kv-layout", "LBNCH"], &["--kv-layout LBNCH", "there are: NHD, HND", "(did you mean LBNHC?)"]),
+        (&["--graph-mode", "FULL_DECODE"], &["FULL_AND_PIECEWISE"]),
+    ] {
+        let mut all = vec!["explain".to_owned(), config("llama-3.1-8b").display().to_string()];
+        if args[0] != "--engine" {
+            all.extend(["--engine".to_owned(), "vllm".to_owned()]);
+        }
+        all.extend(args.iter().map(|a| (*a).to_owned()));
+        finish(headway().args(all)).refused(words);
+    }
+}
+
+#[test]
+fn contradictions_name_both_options() {
+    for (args, words) in [
+        (&["--dcp", "2"][..], ["--dcp 2 and --tp 1", "must be a multiple"]),
+        (&["--tp", "3"], ["--tp 3", "must divide the model's 32 heads"]),
+        (&["--device", "cpu", "--graph-mode", "FULL"], ["--graph-mode FULL and --device cpu", "no graphs"]),
+        (
+            &["--compilation", "off", "--graph-mode", "PIECEWISE"],
+            ["--graph-mode PIECEWISE and --compilation off", "pieces"],
+        ),
+        (
+            &["--memory", "1GiB", "--kv-cache-memory", "1GiB"],
+            ["--memory 1073741824 and --kv-cache-memory", "give one"],
+        ),
+        (
+            &["--max-num-seqs", "64", "--max-num-batched-tokens", "8"],
+            ["--max-num-batched-tokens 8 and --max-num-seqs 64", ""],
+        ),
+        (&["--micro-batches", "2"], ["--micro-batches 2", "--engine headway"]),
+        (&["--max-model-len", "999999999"], ["--max-model-len 999999999", "at most 131072"]),
+    ] {
+        vllm("llama-3.1-8b", args).refused(&words);
+    }
+    let own = |args: &[&str]| finish(headway().arg("explain").arg(config("llama-3.1-8b")).args(args));
+    own(&["--compilation", "off"]).refused(&["--compilation off", "--engine vllm"]);
+    own(&["--pcp", "2"]).refused(&["--pcp 2", "supported: 1"]);
+    own(&["--tp", "2"]).refused(&["--tp 2", "supported: 1"]);
+    own(&["--graph-mode", "FULL"]).refused(&["--graph-mode FULL", "is not supported with"]);
+}
+
+#[test]
+fn a_window_does_not_go_with_context_parallelism() {
+    let r = failing(
+        "gpt-oss-20b",
+        &["--device", "h100", "--tp", "8", "--dcp", "2", "--attention-backend", "FLASH_ATTN"],
+        1,
+    );
+    assert!(r["error"].as_str().unwrap().contains("DCP not support sliding window"), "{r}");
+}
+
+#[test]
+fn configs_without_what_is_needed() {
+    let missing = |field: &str| {
+        let copy = Copy::with("config.json", &[(field, json!(null))]);
+        finish(headway().arg("explain").arg(copy.file("config.json")))
+    };
+    for field in ["num_hidden_layers", "num_attention_heads", "hidden_size"] {
+        let r = missing(field);
+        // A head size of its own makes the hidden size unnecessary.
+        if field == "hidden_size" && r.code == Some(0) {
+            continue;
+        }
+        r.refused(&["config.json", field, "is missing"]);
+    }
+    run(["explain", "/nowhere/config.json"]).refused(&["/nowhere/config.json"]);
+    let r = run(["explain", "someone/something"]);
+    assert_eq!(r.code, Some(1));
+    assert!(r.err.contains("someone/something") && r.out.is_empty(), "{}", r.err);
+    let (_dir, broken) = super::support::file("config.json", b"{");
+    run(["explain", broken.to_str().unwrap()]).refused(&["config.json"]);
+    let (_dir, list) = super::support::file("config.json", b"[]");
+    run(["explain", list.to_str().unwrap()]).refused(&["not a JSON object"]);
+}

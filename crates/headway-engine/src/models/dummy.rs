@@ -5,7 +5,7 @@ use super::{
     ModelError, ModelPlan, arch,
     plan::{FeedForwardPlan, LinearPlan, MixerPlan, NormPlan},
 };
-use crate::loading::{self, Checkpoint, HfFiles, LoadError, ModelFiles, ModelKind, json};
+use crate::loading::{self, Checkpoint, HfFiles, LoadError, ModelFiles, ModelKind};
 use half::{bf16, f16};
 use headway_tensor::{SharedBytes, Weight, WeightType};
 use rand_chacha::{

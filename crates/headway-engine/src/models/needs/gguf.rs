@@ -105,7 +105,7 @@ fn mixers(k: &Keys<'_>, layers: usize) -> Result<Vec<LayerNeeds>, ModelError> {
 
 fn reach(window: Option<usize>, every: Option<usize>, layer: usize) -> Reach {
     match (window, every) {
-        (Some(w), Some(n)) if (layer + 1) % n.max(1) != 0 => Reach::Window(w),
+        (Some(w), Some(n)) if !(layer + 1).is_multiple_of(n.max(1)) => Reach::Window(w),
         (Some(w), None) => Reach::Window(w),
         _ => Reach::All,
     }

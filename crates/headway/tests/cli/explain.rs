@@ -326,7 +326,7 @@ fn unknown_names_are_refused_with_the_nearest() {
             &["--backend-per-kind", "fool=FLASHINFER"],
             &["no kind of layer is named fool", "(did you mean full?)"],
         ),
-        (&["--kv-layout", "LBNCH"], &["--kv-layout LBNCH", "there are: NHD, HND", "(did you mean LBNHC?)"]),
+        (&["--kv-layout", "LBNHX"], &["--kv-layout LBNHX", "there are: NHD, HND", "(did you mean LBNHC?)"]),
         (&["--graph-mode", "FULL_DECODE"], &["FULL_AND_PIECEWISE"]),
     ] {
         let mut all = vec!["explain".to_owned(), config("llama-3.1-8b").display().to_string()];

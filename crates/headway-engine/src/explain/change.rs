@@ -28,6 +28,11 @@ pub(super) fn suggestions(
     now: &Outcome,
 ) -> Vec<SuggestionReport> {
     let mut out: Vec<SuggestionReport> = vec![];
+    let best = strength(now.graph_mode) == (GraphMode::Full, true)
+        || options.engine.device.as_deref() == Some("cpu");
+    if now.verdict == Verdict::Starts && best && (0..now.picks.len()).all(|i| rank(now, i) == 0) {
+        return out;
+    }
     for c in changes(options) {
         if out.iter().any(|s| s.option == c.option) {
             continue;

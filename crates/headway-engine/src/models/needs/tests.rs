@@ -1,4 +1,5 @@
 use super::*;
+use crate::loading::gguf::write::GgufWriter;
 use serde_json::json;
 
 fn read(json: &Value) -> Result<ModelNeeds, String> {
@@ -109,6 +110,40 @@ fn encoders() {
     let w = fixture("whisper-tiny");
     assert_eq!((w.mixers.len(), w.max_encoder_tokens, w.max_model_len), (4 + 8, 1500, Some(448)));
     assert_eq!(fixture("bert-base").mixers.len(), 12);
+}
+
+/// A header of an architecture, with one tensor.
+fn gguf(arch: &str, fields: &[(&str, u32)]) -> Result<ModelNeeds, String> {
+    let weight = headway_tensor::Weight::from_f32("w", vec![2], &[1.0, 2.0]).unwrap();
+    let named = fields.iter().map(|(k, v)| (format!("{arch}.{k}"), *v));
+    let writer = named.fold(GgufWriter::new(arch), |w, (k, v)| w.u32(&k, v));
+    let bytes = headway_tensor::SharedBytes::new(writer.tensor(&weight).finish());
+    let file = GgufFile::from_bytes("m.gguf".as_ref(), bytes).map_err(|e| e.to_string())?;
+    ModelNeeds::from_gguf(&file).map_err(|e| e.to_string())
+}
+
+#[test]
+fn gguf_headers() {
+    let heads = [("embedding_length", 64), ("attention.head_count", 4), ("attention.head_count_kv", 2)];
+    let with = |more: &[(&'static str, u32)]| [&heads, more].concat();
+    let gemma = gguf("gemma3", &with(&[("block_count", 6), ("attention.sliding_window", 512)])).unwrap();
+    assert_eq!(reaches(&gemma), [[Reach::Window(512); 5].as_slice(), &[Reach::All]].concat());
+    assert_eq!((gemma.head_size, gemma.dtype, gemma.runnable), (Some(16), Some(DType::F32), true));
+    let latent = with(&[
+        ("block_count", 1),
+        ("attention.kv_lora_rank", 512),
+        ("rope.dimension_count", 64),
+        ("attention.key_length_mla", 192),
+        ("attention.value_length_mla", 128),
+    ]);
+    let MixerNeeds::Mla(m) = gguf("deepseek2", &latent).unwrap().mixers[0].mixer else {
+        panic!("not latent")
+    };
+    assert_eq!((m.head_size(), m.qk_nope_head_dim, m.v_head_dim), (576, 128, 128));
+    let states =
+        [("block_count", 2), ("ssm.state_size", 16), ("ssm.inner_size", 128), ("ssm.conv_kernel", 4)];
+    assert_eq!(layers_with_state(&gguf("mamba", &states).unwrap()), [0, 1]);
+    assert!(gguf("llama", &heads).unwrap_err().contains("llama.block_count"));
 }
 
 #[test]

@@ -28,7 +28,14 @@ pub fn read(name: &str) -> Result<Model, CliError> {
         spec => {
             let offline =
                 FetchOptions { hub_offline: true, pip_command: vec![], ..FetchOptions::from_env()? };
-            sources::resolve(&spec, &offline, &NoProgress)?.path
+            let found = sources::resolve(&spec, &offline, &NoProgress);
+            let missing = |_| {
+                CliError::Usage(format!(
+                    "{name} is not in the cache and explain fetches nothing; run headway pull {name} first, or give the path \
+                     of its config.json"
+                ))
+            };
+            found.map_err(missing)?.path
         }
     };
     if path.is_dir() {

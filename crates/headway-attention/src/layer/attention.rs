@@ -163,4 +163,17 @@ pub trait DynAttention: Send + Sync {
         entry: &StepEntry,
         out: TensorMut<'_>,
     ) -> Result<()>;
+
+    /// The cache write alone, by slot; −1 is skipped. For measurements, and for keys and values that
+    /// come from elsewhere.
+    ///
+    /// # Errors
+    /// The impl's own; a backend whose `forward` writes the cache.
+    fn write_kv_cache(
+        &self,
+        cx: &dyn Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        slot_mapping: &View<i64>,
+    ) -> Result<()>;
 }

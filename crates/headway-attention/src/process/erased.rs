@@ -15,7 +15,7 @@ use crate::{
         state_space::DynStateSpace,
     },
 };
-use headway_tensor::{Exec, TensorMut, TensorRef};
+use headway_tensor::{Exec, TensorMut, TensorRef, View};
 use std::{
     any::{Any, TypeId},
     borrow::Borrow,
@@ -95,6 +95,20 @@ impl<I: AttentionImpl> DynAttention for Shim<I> {
             self.0.update_kv_cache(cx, x, kv, entry.slot_mapping())?;
         }
         self.0.forward(cx, x, kv, m, out)
+    }
+
+    fn write_kv_cache(
+        &self,
+        cx: &dyn Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        slot_mapping: &View<i64>,
+    ) -> Result<()> {
+        if I::FORWARD_WRITES_KV_CACHE {
+            let what = "the cache is written by forward, not by a call of its own";
+            return Err(AttentionError::Inputs(what.into()));
+        }
+        self.0.update_kv_cache(exec::<I::Exec>(cx)?, x, kv, slot_mapping)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     session::Session,
 };
 use crate::{
-    runner::{ModelRunner, StartupReport},
+    runner::{ModelRunner, StartupReport, step_times::Laps},
     sampling::{Row, Sampler},
     scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
     text::{ChatTemplate, TextError, Tokenizer},
@@ -147,6 +147,7 @@ impl Engine for LlmEngine {
     }
 
     fn step(&mut self, events: &mut Vec<Event>) -> Result<(), StepError> {
+        let mut laps = Laps::start();
         self.scheduler.schedule(&mut self.plan)?;
         if self.plan.is_empty() {
             return Ok(());
@@ -156,11 +157,14 @@ impl Engine for LlmEngine {
                 s.begin(r.num_cached_tokens);
             }
         }
+        let (mut schedule, mut sample) = (Duration::ZERO, Duration::ZERO);
+        laps.lap(&mut schedule);
         let scheduler = &self.scheduler;
         let logits = self
             .runner
             .execute(&self.plan, |id, group| scheduler.block_table(id, group))
             .and_then(|l| Ok(l.into_host::<f32>()?));
+        let mut laps = Laps::start();
         self.outcomes.clear();
         if let (Ok(logits), Some(observer)) = (&logits, &mut self.observer) {
             let width = (logits.len() / self.plan.num_sampled().max(1)).max(1);
@@ -185,7 +189,11 @@ impl Engine for LlmEngine {
         for id in failed {
             self.scheduler.abort(id);
         }
-        Ok(self.scheduler.finish_step(&self.plan, &self.outcomes)?)
+        self.scheduler.finish_step(&self.plan, &self.outcomes)?;
+        laps.lap(&mut sample);
+        self.runner.times.schedule += schedule;
+        self.runner.times.sample += sample;
+        Ok(())
     }
 
     fn is_idle(&self) -> bool {

@@ -13,7 +13,9 @@ mod needs;
 pub(crate) mod present;
 pub mod report;
 pub mod startup;
+pub mod step_times;
 
 pub use error::StartupError;
 pub use model_runner::ModelRunner;
 pub use report::StartupReport;
+pub use step_times::StepTimes;

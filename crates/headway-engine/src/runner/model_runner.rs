@@ -1,7 +1,11 @@
 //! Lifetime: the model. Runs steps: writes the inputs, builds each group's metadata once, and calls
 //! the decoder. Nothing here grows with the number of layers.
 
-use super::{StartupReport, inputs::InputBuffers};
+use super::{
+    StartupReport,
+    inputs::InputBuffers,
+    step_times::{Laps, StepTimes},
+};
 use crate::{
     models::{Decoder, ModelError, decoder::DecoderInput},
     scheduler::{RequestId, StepPlan},
@@ -19,6 +23,7 @@ pub struct ModelRunner {
     pub(super) inputs: InputBuffers,
     pub(super) commons: Vec<CommonAttentionMetadata>,
     pub(super) report: StartupReport,
+    pub(crate) times: StepTimes,
 }
 
 impl ModelRunner {
@@ -33,16 +38,27 @@ impl ModelRunner {
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
     ) -> Result<TensorMut<'_>, ModelError> {
         // Metadata holds views of the input buffers: dropped first, so that these can be recycled.
+        let mut laps = Laps::start();
         self.step.clear();
         self.commons.clear();
         let tokens = self.inputs.write(&*self.ops, plan, table, &mut self.commons)?;
+        laps.lap(&mut self.times.inputs);
         build_step(&mut self.groups, &*self.ops, &self.commons, 0, false, &mut self.step)?;
+        laps.lap(&mut self.times.metadata);
         let input = DecoderInput {
             token_ids: &tokens.token_ids,
             positions: &tokens.positions,
             logits_rows: &tokens.logits_rows,
         };
-        self.decoder.forward(&*self.ops, &input, &self.step, &mut self.kv)
+        let logits = self.decoder.forward(&*self.ops, &input, &self.step, &mut self.kv)?;
+        laps.lap(&mut self.times.forward);
+        self.times.steps += 1;
+        Ok(logits)
+    }
+
+    /// Where the time of all steps went.
+    pub fn times(&self) -> StepTimes {
+        self.times
     }
 
     /// What was decided at start-up.

@@ -7,6 +7,7 @@ use super::{
     inputs::InputBuffers,
     limits::{self, Limits},
     memory, needs, present,
+    step_times::StepTimes,
 };
 use crate::{
     loading::ModelFiles,
@@ -210,6 +211,7 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
         kv,
         inputs,
         report,
+        times: StepTimes::default(),
     })
 }
 

@@ -36,6 +36,8 @@ pub enum Command {
     Backends(BackendsArgs),
     /// Which backend each layer of a model gets on a device, why not the others, and what comes out.
     Explain(Box<ExplainArgs>),
+    /// Measure attention calls, a step's metadata, or a whole model, beside what the machine does at most.
+    Bench(Box<super::bench::BenchArgs>),
     /// Fetch a model and say where it lies.
     Pull(PullArgs),
 }

@@ -12,6 +12,7 @@ macro_rules! note {
 mod args;
 mod backends;
 mod batch;
+mod bench;
 mod chat;
 mod config;
 mod environment;
@@ -65,6 +66,7 @@ fn run(
         Command::Chat(a) => chat::run(*a, registry),
         Command::Backends(a) => backends::run(&a, &registry),
         Command::Explain(a) => explain::run(*a, registry),
+        Command::Bench(a) => bench::run(*a, registry),
         Command::Pull(a) => pull::run(&a),
     }
 }

@@ -4,6 +4,7 @@
 mod bad_files;
 mod bad_options;
 mod batch;
+mod bench;
 mod chat;
 mod commands;
 mod explain;

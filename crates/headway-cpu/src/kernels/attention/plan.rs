@@ -10,6 +10,7 @@
 //! and [`Plan::build`] is the only writer.
 
 use super::shape::Shape;
+use std::ops::Range;
 
 /// Tokens in a chunk: the unit in which the keys of a row are split.
 pub const CHUNK: usize = 256;
@@ -63,6 +64,7 @@ pub(super) struct Split {
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Plan {
     requests: Vec<Request>,
+    tiles: Vec<Tile>,
     items: Vec<Item>,
     splits: Vec<Split>,
     slots: usize,
@@ -74,12 +76,11 @@ impl Plan {
     /// Room for the largest step, so that none allocates.
     pub fn with_capacity(shape: &Shape, max_num_reqs: usize, max_num_tokens: usize) -> Self {
         let splits = shape.max_splits();
+        let tiles = max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs;
         Self {
             requests: Vec::with_capacity(max_num_reqs),
-            items: Vec::with_capacity(
-                (max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs) * shape.num_kv_heads
-                    + shape.slot_rows,
-            ),
+            tiles: Vec::with_capacity(tiles),
+            items: Vec::with_capacity(tiles * shape.num_kv_heads + shape.slot_rows),
             splits: Vec::with_capacity(splits),
             ..Self::default()
         }
@@ -87,9 +88,10 @@ impl Plan {
 
     /// Bytes that [`Plan::with_capacity`] takes.
     pub fn bytes(shape: &Shape, max_num_reqs: usize, max_num_tokens: usize) -> usize {
-        let items = (max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs) * shape.num_kv_heads
-            + shape.slot_rows;
+        let tiles = max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs;
+        let items = tiles * shape.num_kv_heads + shape.slot_rows;
         max_num_reqs * size_of::<Request>()
+            + tiles * size_of::<Tile>()
             + items * size_of::<Item>()
             + shape.max_splits() * size_of::<Split>()
     }
@@ -120,8 +122,8 @@ impl Plan {
     }
 
     #[cfg(test)]
-    pub(super) fn capacities(&self) -> [usize; 3] {
-        [self.requests.capacity(), self.items.capacity(), self.splits.capacity()]
+    pub(super) fn capacities(&self) -> [usize; 4] {
+        [self.requests.capacity(), self.tiles.capacity(), self.items.capacity(), self.splits.capacity()]
     }
 
     pub(super) fn items(&self) -> &[Item] {
@@ -146,25 +148,31 @@ impl Plan {
         requests: impl Iterator<Item = Request>,
     ) -> Result<(), String> {
         self.requests.clear();
+        self.tiles.clear();
         self.items.clear();
         self.splits.clear();
         (self.slots, self.rows, self.shape) = (0, 0, Some(*shape));
+        let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
+        let mut total = 0;
         for r in requests {
             if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
                 return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
             }
+            let request = self.requests.len() as u32;
+            let mut begin = 0;
+            while begin < r.q_len {
+                let end = r.q_len.min(begin + step);
+                let tile = Tile::new(request, &r, begin..end, group, window);
+                total += tile.cost;
+                self.tiles.push(tile);
+                begin = end;
+            }
             self.rows += r.q_len;
             self.requests.push(r);
         }
-        let total: u64 = (0..self.requests.len())
-            .flat_map(|r| tiles(self.requests[r], shape, window))
-            .map(|t| t.cost * shape.num_kv_heads as u64)
-            .sum();
-        let target = (total / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
-        for r in 0..self.requests.len() {
-            for tile in tiles(self.requests[r], shape, window) {
-                self.push(shape, r as u32, tile, target, threads > 1);
-            }
+        let target = (total * heads / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
+        for i in 0..self.tiles.len() {
+            self.push(shape, self.tiles[i], target, threads > 1, group);
         }
         // Longest first, so that short items fill the gaps at the end.
         self.items.sort_unstable_by_key(|i| {
@@ -173,9 +181,10 @@ impl Plan {
         Ok(())
     }
 
-    fn push(&mut self, shape: &Shape, request: u32, tile: Tile, target: u64, may_split: bool) {
+    #[inline]
+    fn push(&mut self, shape: &Shape, tile: Tile, target: u64, may_split: bool, group: usize) {
         let item = Item {
-            request,
+            request: tile.request,
             q_begin: tile.q_begin,
             q_end: tile.q_end,
             head_begin: 0,
@@ -185,8 +194,13 @@ impl Plan {
             split: WHOLE,
             cost: tile.cost,
         };
+        // Many small requests: the usual case, without a division.
+        if tile.cost * shape.num_kv_heads as u64 <= target {
+            let cost = tile.cost * shape.num_kv_heads as u64;
+            return self.items.push(Item { cost, ..item });
+        }
         let chunks = (tile.chunk_end - tile.chunk_begin) as usize;
-        let rows = (tile.q_end - tile.q_begin) as usize * shape.group();
+        let rows = (tile.q_end - tile.q_begin) as usize * group;
         let slots = rows * chunks * shape.num_kv_heads;
         let fits = self.slots + slots <= shape.slot_rows
             && self.splits.len() + shape.num_kv_heads <= shape.max_splits();
@@ -233,7 +247,9 @@ impl Plan {
 }
 
 /// New tokens of a request that share a pass over the keys.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Tile {
+    request: u32,
     q_begin: u32,
     q_end: u32,
     chunk_begin: u32,
@@ -242,23 +258,23 @@ struct Tile {
     cost: u64,
 }
 
-fn tiles(r: Request, shape: &Shape, window: Option<usize>) -> impl Iterator<Item = Tile> + use<> {
-    let (step, group) = (shape.tile_tokens(), shape.group());
-    (0..r.q_len).step_by(step).map(move |begin| {
-        let end = r.q_len.min(begin + step);
-        let (low, _) = r.sees(begin, window);
-        let (_, high) = r.sees(end - 1, window);
-        let (low, high) = (low.min(high), high);
+impl Tile {
+    #[inline]
+    fn new(request: u32, r: &Request, tokens: Range<usize>, group: usize, window: Option<usize>) -> Self {
+        let (low, _) = r.sees(tokens.start, window);
+        let (_, high) = r.sees(tokens.end - 1, window);
+        let low = low.min(high);
         let keys = (high - low) as u64;
-        Tile {
-            q_begin: begin as u32,
-            q_end: end as u32,
+        Self {
+            request,
+            q_begin: tokens.start as u32,
+            q_end: tokens.end as u32,
             chunk_begin: (low / CHUNK) as u32,
             chunk_end: high.div_ceil(CHUNK).max(low / CHUNK) as u32,
             // A few rows cost as much as one: the keys have to be read.
-            cost: keys * ((end - begin) * group).max(4) as u64 + 64,
+            cost: keys * (tokens.len() * group).max(4) as u64 + 64,
         }
-    })
+    }
 }
 
 impl Request {

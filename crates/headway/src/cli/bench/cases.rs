@@ -1,0 +1,180 @@
+//! The cases of `bench attention`, read from a file; its `semantics` say what each number means.
+//! headway's own file (`cases.json`) is embedded.
+
+use super::super::CliError;
+use serde::Deserialize;
+use std::path::Path;
+
+const EMBEDDED: &str = include_str!("cases.json");
+
+/// A file of cases.
+#[derive(Deserialize, Debug)]
+pub struct CaseFile {
+    /// Its form: [`SCHEMA`].
+    schema: String,
+    /// What holds of every case.
+    pub semantics: Semantics,
+    /// Activation and cache dtypes to run.
+    pub dtypes: Vec<String>,
+    /// Thread counts to run.
+    pub threads: Vec<usize>,
+    /// Head shapes to run.
+    pub heads: Vec<Heads>,
+    /// The cases.
+    pub cases: Vec<Case>,
+}
+
+const SCHEMA: &str = "headway-cpu-attn-cases/1";
+
+/// What the bench reads of a file's semantics; the rest is text for people.
+#[derive(Deserialize, Debug)]
+pub struct Semantics {
+    /// Bytes of the cache that cold cases rotate through.
+    pub pool_bytes: usize,
+}
+
+/// Heads of a layer.
+#[derive(Deserialize, Debug, Clone, PartialEq, Eq)]
+pub struct Heads {
+    /// `32/8/128`.
+    pub id: String,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key/value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_size: usize,
+}
+
+/// What a case does.
+#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// One new token a request.
+    Decode,
+    /// Many new tokens a request.
+    Prefill,
+    /// Both in one call.
+    Mixed,
+    /// Only the cache write.
+    Write,
+}
+
+/// Where the cache of a call lies.
+#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheState {
+    /// Last touched a pool's worth of traffic ago.
+    Cold,
+    /// The same every call.
+    Hot,
+}
+
+/// One case.
+#[derive(Deserialize, Debug, Clone)]
+pub struct Case {
+    /// Its name.
+    pub id: String,
+    /// What it does.
+    pub kind: Kind,
+    /// Where its cache lies.
+    pub cache: CacheState,
+    /// `[new tokens, tokens in all]` of each request, decodes first.
+    #[serde(default)]
+    pub seqs: Vec<[usize; 2]>,
+    /// Tokens to write, for [`Kind::Write`].
+    #[serde(default)]
+    pub tokens: usize,
+}
+
+impl CaseFile {
+    /// Reads a file, or the embedded one.
+    ///
+    /// # Errors
+    /// A file that can't be read or says something else; both name it.
+    pub fn read(path: Option<&Path>) -> Result<Self, CliError> {
+        let Some(path) = path else { return Self::parse("cases.json".as_ref(), EMBEDDED) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| CliError::File { path: path.to_owned(), why: e.to_string() })?;
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self, CliError> {
+        let wrong = |why: String| CliError::File { path: path.to_owned(), why };
+        let file: Self = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        if file.schema != SCHEMA {
+            return Err(wrong(format!("schema {} is not known; {SCHEMA} is", file.schema)));
+        }
+        for c in &file.cases {
+            c.check().map_err(|why| wrong(format!("case {}: {why}", c.id)))?;
+        }
+        let bad = file
+            .heads
+            .iter()
+            .find(|h| h.num_kv_heads == 0 || h.head_size == 0 || !h.num_heads.is_multiple_of(h.num_kv_heads));
+        match bad {
+            Some(h) => Err(wrong(format!("heads {}: query heads must be a multiple of KV heads", h.id))),
+            None => Ok(file),
+        }
+    }
+}
+
+impl Case {
+    fn check(&self) -> Result<(), &'static str> {
+        match self.kind {
+            Kind::Write if self.tokens == 0 => Err("tokens must be at least 1"),
+            Kind::Write => Ok(()),
+            _ if self.seqs.is_empty() => Err("seqs is empty"),
+            _ if self.seqs.iter().any(|&[new, all]| new == 0 || new > all) => {
+                Err("a request needs at least one new token, and no more of them than tokens in all")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// New tokens of all requests.
+    pub fn new_tokens(&self) -> usize {
+        if self.kind == Kind::Write { self.tokens } else { self.seqs.iter().map(|s| s[0]).sum() }
+    }
+
+    /// Key/value pairs that the call reads, each once; for a write, that it writes.
+    pub fn kv_tokens(&self) -> usize {
+        if self.kind == Kind::Write { self.tokens } else { self.seqs.iter().map(|s| s[1]).sum() }
+    }
+
+    /// Pairs of a query and a key that it may see.
+    pub fn visible_pairs(&self) -> usize {
+        self.seqs.iter().map(|&[new, all]| new * (all - new) + new * (new + 1) / 2).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_file_is_whole() -> Result<(), CliError> {
+        let file = CaseFile::read(None)?;
+        assert_eq!((file.cases.len(), file.heads.len()), (21, 3));
+        let named = |id: &str| file.cases.iter().find(|c| c.id == id).unwrap();
+        assert_eq!(named("chunk_512_over_4096").visible_pairs(), 512 * 4096 + 512 * 513 / 2);
+        assert_eq!(named("mixed_2p512_16d1024").new_tokens(), 2 * 512 + 16);
+        assert_eq!(named("write_2048").kv_tokens(), 2048);
+        Ok(())
+    }
+
+    #[test]
+    fn files_that_say_something_else() {
+        let cases = |c: &str| {
+            format!(
+                r#"{{"schema": "{SCHEMA}", "semantics": {{"pool_bytes": 1}}, "dtypes": [], "threads": [], "heads": [], "cases": [{c}]}}"#
+            )
+        };
+        let error = |text: &str| CaseFile::parse("f.json".as_ref(), text).unwrap_err().to_string();
+        assert!(error("{").starts_with("f.json: EOF"));
+        assert!(error(&cases("").replace("/1", "/9")).contains("is not known"));
+        let more = cases(r#"{"id": "x", "kind": "decode", "cache": "hot", "seqs": [[2, 1]]}"#);
+        assert!(error(&more).contains("case x: a request needs"));
+        assert!(error(&cases(r#"{"id": "x", "kind": "write", "cache": "hot"}"#)).contains("tokens must be"));
+    }
+}

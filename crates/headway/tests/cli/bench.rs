@@ -1,0 +1,124 @@
+//! `bench`: the lines that it promises, small runs of each kind, and what it refuses. Not for figures.
+
+use super::support::{llama, run};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+fn keys(o: &Value) -> BTreeSet<&str> {
+    o.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn number(o: &Value, field: &str) -> f64 {
+    o[field].as_f64().unwrap_or_else(|| panic!("{field} in {o}"))
+}
+
+#[test]
+fn attention_has_the_fields_that_are_promised_and_no_others() {
+    let filter = "^(decode_b1_c16|decode_b1_c512_hot|write_1|write_512) 9/3/64 (f32|bf16)$";
+    let args = ["bench", "attention", "--json", "--pool", "64", "--threads", "1", "--filter", filter];
+    let lines = run(args).fine().objects();
+    assert_eq!(lines.len(), 8);
+    for o in &lines {
+        let promised = [
+            "bench",
+            "peer",
+            "backend",
+            "isa",
+            "case",
+            "kind",
+            "heads",
+            "dtype",
+            "block_size",
+            "threads",
+            "cache",
+            "median_ms",
+            "min_ms",
+            "max_ms",
+            "gbps",
+            "gflops",
+            "ceiling",
+            "share_of_ceiling",
+        ];
+        assert_eq!(keys(o), BTreeSet::from(promised));
+        assert_eq!((o["bench"].as_str(), o["peer"].as_str()), (Some("attention"), Some("headway")));
+        assert_eq!((o["heads"].as_str(), o["threads"].as_u64()), (Some("9/3/64"), Some(1)));
+        let [median, min, max] = ["median_ms", "min_ms", "max_ms"].map(|f| number(o, f));
+        assert!(0.0 < min && min <= median && median <= max, "{o}");
+        // Bytes and operations follow from the case.
+        let size = if o["dtype"] == "f32" { 4.0 } else { 2.0 };
+        let tokens: f64 =
+            o["case"].as_str().unwrap().rsplit(['c', '_']).find_map(|n| n.parse().ok()).unwrap_or(512.0);
+        let bytes = tokens * 3.0 * 64.0 * 2.0 * size;
+        assert!((number(o, "gbps") * median * 1e6 / bytes - 1.0).abs() < 1e-6, "{o}");
+        let share = number(o, "gbps") / number(o, "ceiling");
+        assert!((share / number(o, "share_of_ceiling") - 1.0).abs() < 1e-6, "{o}");
+    }
+}
+
+#[test]
+fn attention_prints_an_aligned_table() {
+    let args =
+        ["bench", "attention", "--pool", "16", "--threads", "1", "--filter", "decode_b1_c16 4/1/256 f32"];
+    let table = run(args).fine().out;
+    let rows: Vec<&str> = table.lines().skip_while(|l| !l.starts_with("case ")).collect();
+    assert_eq!(rows.len(), 2, "{table}");
+    assert_eq!(rows[0].len(), rows[1].len());
+    assert!(table.contains("random 64 KiB reads"));
+}
+
+#[test]
+fn builders_run_once_a_group_or_swap_a_table() {
+    let args = ["bench", "builder", "--json", "--requests", "1,8", "--groups", "1,3", "--threads", "1"];
+    let lines = run(args).fine().objects();
+    assert_eq!(lines.len(), 4);
+    for o in &lines {
+        let groups = o["kv_cache_groups"].as_u64().unwrap();
+        let [builds, updates] = ["builds_per_step", "table_updates_per_step"].map(|f| o[f].as_u64().unwrap());
+        assert_eq!(builds + updates, groups, "{o}");
+        assert_eq!((o["layers"].as_u64(), builds), (Some(32), groups.min(2)));
+        assert!(
+            number(o, "build_us") > 0.0 && number(o, "with_inputs_us") > number(o, "build_min_us"),
+            "{o}"
+        );
+    }
+}
+
+#[test]
+fn an_engine_is_measured() {
+    let model = llama();
+    let model = model.to_str().unwrap();
+    let args = ["bench", "engine", "--json", "--model", model, "--prompt-len", "20", "--output-len", "5"];
+    let with = [&args[..], &["--concurrency", "2", "--num-requests", "3"]].concat();
+    let o = run(with).fine().object();
+    assert_eq!((o["requests"].as_u64(), o["concurrency"].as_u64()), (Some(3), Some(2)));
+    for field in ["prefill_tokens_per_s", "decode_tokens_per_s", "output_tokens_per_s", "total_s"] {
+        assert!(number(&o, field) > 0.0, "{field}");
+    }
+    // Two together take a prefill and four decodes, the third the same again.
+    assert_eq!(o["step"]["steps"].as_u64(), Some(10));
+    let p = &o["inter_token_latency_ms"];
+    assert!(number(p, "p50") <= number(p, "p99") && number(p, "p99") <= number(p, "max"));
+    let text = run(args).fine().out;
+    assert!(text.contains("time to first token") && text.contains("outside it: schedule"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cases.json");
+    std::fs::write(&file, "{\"schema\": 1}").unwrap();
+    let file = file.to_str().unwrap();
+    let cases: [(&[&str], &str); 8] = [
+        (&["attention", "--cases", "/no/such/file.json"], "/no/such/file.json"),
+        (&["attention", "--cases", file], "cases.json: "),
+        (&["attention", "--filter", "nothing"], "no case matches"),
+        (&["attention", "--filter", "("], "--filter"),
+        (&["attention", "--backend", "CPU_ATN"], "did you mean CPU_ATTN"),
+        (&["attention", "--pool", "1", "--filter", "prefill_1x2048 9/3/64 f32"], "--pool"),
+        (&["attention", "--threads", "0"], "--threads"),
+        (&["builder", "--requests", "0"], "--requests"),
+    ];
+    for (args, part) in cases {
+        run([&["bench"], args].concat()).refused(&[part]);
+    }
+}

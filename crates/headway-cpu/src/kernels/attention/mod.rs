@@ -34,6 +34,7 @@ mod micro;
 mod plan;
 mod shape;
 mod soften;
+mod table;
 mod tile;
 mod workspace;
 mod write;
@@ -157,9 +158,7 @@ impl Batch {
             let row = row.ok_or_else(|| {
                 inputs(format!("request {i} has {} tokens, more than its row of the block table", r.seq_len))
             })?;
-            // Without a branch in it, so that it becomes a loop over vectors: a long table is read here
-            // once a step.
-            let (largest, signs) = row.iter().fold((0, 0), |(l, s): (i32, i32), &b| (l.max(b), s | b));
+            let (largest, signs) = table::largest_and_signs(row);
             if signs < 0 {
                 let b = row.iter().find(|b| **b < 0).copied().unwrap_or(signs);
                 return Err(inputs(format!(

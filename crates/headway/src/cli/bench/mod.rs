@@ -188,14 +188,18 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
     for threads in threads {
         let device = open(Some(threads))?;
         let ceilings = Ceilings::measure(&*device.ops)?;
-        if !a.json {
-            bar.suspend(|| heading(&device, ceilings));
-        }
+        // Printed with the first measurement: what is refused leaves standard output empty.
+        let mut headed = a.json;
         for (heads, dtype, block_size, case) in &runs {
             let (backend, ops, dtype, block_size) = (&backend, &*device.ops, *dtype, *block_size);
             let setup = Setup { backend, ops, threads, ceilings, heads, dtype, block_size };
             let line = attention::run(&setup, case, &mut pool)?;
-            bar.suspend(|| show(&line, a.json))?;
+            bar.suspend(|| {
+                if !std::mem::replace(&mut headed, true) {
+                    heading(&device, ceilings);
+                }
+                show(&line, a.json)
+            })?;
             bar.inc(1);
         }
     }

@@ -183,7 +183,7 @@ fn by_need(
     q: &Query,
     answer: impl Fn(usize) -> (Option<String>, Vec<Refused>),
 ) {
-    let block = q.setting.block_size.unwrap_or(crate::runner::decide::DEFAULT_BLOCK_SIZE);
+    let block = q.setting.block_size.unwrap_or(crate::runner::block_size::DEFAULT_BLOCK_SIZE);
     let mut seen: Vec<(&MixerNeeds, Vec<usize>)> = vec![];
     for (i, l) in model.mixers.iter().enumerate() {
         match seen.iter_mut().find(|(m, _)| **m == l.mixer) {

@@ -6,7 +6,7 @@ use crate::{
         ModelNeeds,
         needs::{LayerNeeds, MixerNeeds},
     },
-    runner::{StartupError, StartupReport, capacity, decide},
+    runner::{StartupError, StartupReport, block_size, capacity},
 };
 use headway_attention::{
     AttentionError, BuilderPlan, CacheLimits, ContextParallel, GraphMode, GraphSupport, KvCachePlan,
@@ -152,12 +152,12 @@ fn block_sizes(
         .map(|(l, s)| (l, s.backend.rules()))
         .collect();
     let rules = || pages.iter().map(|(_, r)| *r);
-    let preferred = decide::block_size(rules(), setting.block_size)?;
+    let preferred = block_size::block_size(rules(), setting.block_size)?;
     let page = |l: &LayerNeeds| setting.cache_spec(l, 1, query.max_model_len).page_size_bytes();
     let token = pages.iter().map(|(l, _)| page(l)).max().unwrap_or(0);
     let states = model.mixers.iter().filter(|l| matches!(l.mixer, MixerNeeds::State(_)));
     let state = states.map(page).max().unwrap_or(0);
-    Ok((preferred, decide::block_size_beside_states(preferred, token, state, rules())))
+    Ok((preferred, block_size::block_size_beside_states(preferred, token, state, rules())))
 }
 
 fn graph(

@@ -1,9 +1,6 @@
 //! Dtypes that the files and options decide, and a backend for each layer.
 
-use super::{
-    StartupError,
-    decide::{Setting, block_size_error},
-};
+use super::{StartupError, block_size::block_size_error, decide::Setting};
 use crate::{
     loading::{ModelFiles, ModelKind},
     options::{DTypeOption, EngineOptions},

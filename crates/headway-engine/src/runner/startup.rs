@@ -2,7 +2,7 @@
 //! profile run → cache. The result is a [`ModelRunner`] and its report.
 
 use super::{
-    ModelRunner, StartupError, StartupReport, decide,
+    ModelRunner, StartupError, StartupReport, block_size, decide,
     devices::{self, OpenDevice},
     inputs::InputBuffers,
     limits::{self, Limits},
@@ -96,7 +96,8 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let setting = needs::setting(options, kv_dtype);
     let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
     let selections = needs::select_backends(&registry, &asks, options)?;
-    let block_size = decide::block_size(selections.iter().map(|s| s.backend.rules()), options.block_size)?;
+    let block_size =
+        block_size::block_size(selections.iter().map(|s| s.backend.rules()), options.block_size)?;
     limits.fit(&plan, memory::available_bytes())?;
     let caches = setting.caches(&layers, &selections, block_size, limits.max_model_len);
     let cache = plan_cache(&caches, &limits, options, files.checkpoint.total_bytes())?;

@@ -1,5 +1,5 @@
 //! What each layer of a model needs of an attention backend, read from a `config.json` or a GGUF header.
-//! Wider than [`ModelPlan`](crate::models::ModelPlan): any architecture whose config says how its layers
+//! Wider than [`ModelPlan`]: any architecture whose config says how its layers
 //! mix tokens, whether this engine can run it or not.
 
 mod attention;

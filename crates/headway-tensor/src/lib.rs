@@ -22,4 +22,4 @@ pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
 pub use ops::{Activation, Linear, LinearPart, Ops, RopeStyle};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
 pub use view::{Dual, Persistent, View};
-pub use weight::{SharedBytes, Weight, WeightError, WeightType};
+pub use weight::{BytesOwner, SharedBytes, Weight, WeightError, WeightType};

@@ -67,10 +67,29 @@ impl fmt::Display for WeightType {
     }
 }
 
+/// What holds read-only bytes and can give the memory of some back until they are read again: a memory map.
+pub trait BytesOwner: AsRef<[u8]> + Send + Sync {
+    /// Hears that `range` is not needed for now. The bytes can still be read, and are the same.
+    fn not_needed_now(&self, range: Range<usize>);
+}
+
+/// An owner that keeps its memory.
+struct Kept<T>(T);
+
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Kept<T> {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_ref()
+    }
+}
+
+impl<T: AsRef<[u8]> + Send + Sync> BytesOwner for Kept<T> {
+    fn not_needed_now(&self, _: Range<usize>) {}
+}
+
 /// A range of read-only bytes that keeps its owner (a memory map, a vector) alive. Cloning is cheap.
 #[derive(Clone)]
 pub struct SharedBytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Arc<dyn BytesOwner>,
     start: usize,
     len: usize,
 }
@@ -78,8 +97,22 @@ pub struct SharedBytes {
 impl SharedBytes {
     /// All bytes of `owner`, as long as they are now.
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        Self::of(Kept(owner))
+    }
+
+    /// All bytes of an owner that hears what is not needed.
+    pub fn of(owner: impl BytesOwner + 'static) -> Self {
         let len = owner.as_ref().len();
         Self { owner: Arc::new(owner), start: 0, len }
+    }
+
+    /// Tells the owner that the part `range` of these bytes is not needed for now. What lies outside is
+    /// left out; reading stays possible.
+    pub fn not_needed_now(&self, range: Range<usize>) {
+        let range = range.start..range.end.min(self.len);
+        if !range.is_empty() {
+            self.owner.not_needed_now(self.start + range.start..self.start + range.end);
+        }
     }
 
     /// The bytes.

@@ -1,7 +1,7 @@
 //! The decoder that runs a plan: one forward pass for every model. Buffers are sized once, for the
 //! largest step; a step allocates nothing.
 
-pub use super::load::WeightDType;
+pub use super::load::{Taken, WeightDType};
 use super::{
     ModelError, ModelPlan,
     load::Loader,
@@ -11,7 +11,10 @@ use super::{
 use crate::loading::Checkpoint;
 use headway_attention::{AttnLayer, DynAttention, KvMut, KvPool, LayerKernel, Qkv, StepEntry, StepMetadata};
 use headway_tensor::{Activation, DType, Linear, Ops, RopeStyle, Tensor, TensorMut, View};
-use std::{cell::RefCell, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
 
 /// The most that a step can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     buffers: Buffers,
     unused: Vec<String>,
+    taken: Taken,
 }
 
 struct Layer {
@@ -146,12 +150,14 @@ impl Decoder {
         mut kernel: impl FnMut(AttnLayer, &AttentionPlan) -> Result<LayerKernel, ModelError>,
         mut progress: impl FnMut(usize),
     ) -> Result<Self, ModelError> {
-        let loader = Loader { checkpoint, ops, dtype, used: RefCell::default() };
+        let loader = Loader { checkpoint, ops, dtype, used: RefCell::default(), taken: Cell::default() };
         let embedding = LinearPlan::single(plan.embedding.clone(), None, plan.hidden_size, plan.vocab_size);
-        let embedding = loader.linear(&embedding)?;
-        let lm_head = match &plan.lm_head {
-            None => embedding.clone(),
-            Some(head) => loader.linear(head)?,
+        let (embedding, lm_head) = match &plan.lm_head {
+            None => {
+                let both = loader.linear(&embedding)?;
+                (both.clone(), both)
+            }
+            Some(head) => (loader.table(&embedding)?, loader.linear(head)?),
         };
         let final_norm = loader.norm(&plan.final_norm, plan.hidden_size)?;
         let ropes = plan
@@ -176,9 +182,10 @@ impl Decoder {
             layers.push(Layer::load(&loader, &plan, l, index, k)?);
             progress(i + 1);
         }
+        let taken = loader.taken.get();
         let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
         let buffers = Buffers::new(ops, &plan, limits)?;
-        Ok(Self { plan, embedding, lm_head, final_norm, ropes, layers, buffers, unused })
+        Ok(Self { plan, embedding, lm_head, final_norm, ropes, layers, buffers, unused, taken })
     }
 
     /// The plan that this runs.
@@ -189,6 +196,11 @@ impl Decoder {
     /// Tensors of the files that the plan doesn't name.
     pub fn unused_tensors(&self) -> &[String] {
         &self.unused
+    }
+
+    /// What the device holds of the weights in a form of its own, and how long that took.
+    pub fn taken(&self) -> Taken {
+        self.taken
     }
 
     /// Bytes of the activation buffers.

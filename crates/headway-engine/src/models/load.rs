@@ -7,7 +7,12 @@ use super::{
 use crate::loading::Checkpoint;
 use half::{bf16, f16};
 use headway_tensor::{DType, Linear, LinearPart, Ops, SharedBytes, Tensor, Weight, WeightType};
-use std::{cell::RefCell, collections::HashSet, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// How weights are held: `--dtype`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -21,6 +26,15 @@ pub enum WeightDType {
     As(DType),
 }
 
+/// What the device took of the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Taken {
+    /// Bytes it holds in a form of its own, beyond the mapped files.
+    pub bytes: usize,
+    /// How long it took to make them.
+    pub time: Duration,
+}
+
 /// Loads what a plan names.
 pub(super) struct Loader<'a> {
     pub checkpoint: &'a dyn Checkpoint,
@@ -28,6 +42,8 @@ pub(super) struct Loader<'a> {
     pub dtype: WeightDType,
     /// Names that were asked for.
     pub used: RefCell<HashSet<String>>,
+    /// What the device took.
+    pub taken: Cell<Taken>,
 }
 
 impl Loader<'_> {
@@ -47,14 +63,26 @@ impl Loader<'_> {
 
     /// A linear layer of one or more tensors, each of the width that the plan says.
     pub fn linear(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
+        self.take(plan, (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32))
+    }
+
+    /// A table whose rows are looked up and never multiplied: nothing is packed.
+    pub fn table(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
+        self.take(plan, Some(DType::F32))
+    }
+
+    fn take(&self, plan: &LinearPlan, compute: Option<DType>) -> Result<Arc<dyn Linear>, ModelError> {
         let part = |p: &LinearPartPlan| {
             let weight = self.weight(&p.weight, &[p.out_features, plan.in_features])?;
             let bias = p.bias.as_ref().map(|b| self.weight(b, &[p.out_features])).transpose()?;
             Ok(LinearPart { weight: convert(weight, self.dtype), bias })
         };
         let parts = plan.parts.iter().map(part).collect::<Result<Vec<_>, ModelError>>()?;
-        let compute = (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32);
-        Ok(self.ops.load_linear(parts, compute)?)
+        let start = Instant::now();
+        let layer = self.ops.load_linear(parts, compute)?;
+        let Taken { bytes, time } = self.taken.get();
+        self.taken.set(Taken { bytes: bytes + layer.bytes(), time: time + start.elapsed() });
+        Ok(layer)
     }
 
     /// A norm's weight in float32, with its offset added.

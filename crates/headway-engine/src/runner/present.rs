@@ -185,6 +185,8 @@ fn options_in_force(
 /// What is known once everything is allocated.
 pub(super) fn finish(r: &mut StartupReport, groups: &[AttentionGroup], decoder: &Decoder, kv_bytes: usize) {
     r.warnings.extend(unused::warning(decoder.unused_tensors()));
+    r.memory.packed_weights_bytes = decoder.taken().bytes as u64;
+    r.packing_seconds = decoder.taken().time.as_secs_f64();
     r.memory.activations_bytes = decoder.buffer_bytes() as u64;
     r.memory.kv_cache_bytes = kv_bytes as u64;
     r.memory.metadata_bytes =

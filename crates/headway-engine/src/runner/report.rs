@@ -26,6 +26,8 @@ pub struct StartupReport {
     pub options: BTreeMap<&'static str, OptionReport>,
     /// Bytes.
     pub memory: MemoryReport,
+    /// How long the device took to take the weights into its form, reading them from the files included.
+    pub packing_seconds: f64,
     /// What a change of options would gain.
     pub suggestions: Vec<SuggestionReport>,
     /// What can't be known from here.
@@ -124,6 +126,9 @@ pub struct OptionReport {
 pub struct MemoryReport {
     /// Weights in the files in use.
     pub weights_bytes: u64,
+    /// What the device holds of them in a form of its own (packed for its kernels; biases). The files' pages
+    /// of the same weights are given back.
+    pub packed_weights_bytes: u64,
     /// Activation buffers, at their full size.
     pub activations_bytes: u64,
     /// The pool of KV cache pages (committed by the system as pages are first written).

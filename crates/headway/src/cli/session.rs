@@ -59,8 +59,10 @@ pub fn print_report(r: &StartupReport) {
         r.memory.kv_bytes_per_token
     );
     note!(
-        "memory     weights {}, activations {}",
+        "memory     weights {} ({} packed in {:.2} s), activations {}",
         mib(r.memory.weights_bytes),
+        mib(r.memory.packed_weights_bytes),
+        r.packing_seconds,
         mib(r.memory.activations_bytes)
     );
     note!("graphs     {}", r.graph_mode.in_force);

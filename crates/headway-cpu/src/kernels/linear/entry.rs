@@ -3,12 +3,13 @@
 //!
 //! Not for splitting work: tasks come from the parent module.
 
-use super::{DIRECT_ROWS, Job, Vectors, dense, int, simd};
+use super::{DIRECT_ROWS, Job, PACKED_ROWS, Vectors, dense, int, simd};
+use crate::CpuExec;
 use headway_tensor::{
     Weight, WeightType,
-    quant::{BlockFormat, FormatVisitor, QuantFormat},
+    quant::{BlockFormat, FormatVisitor, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, QuantFormat},
 };
-use int::{Activations, Like, Rows8};
+use int::{Activations, Layout, Packed};
 use std::{cell::RefCell, ops::Range};
 
 /// A worker's panels: kept, so that a step allocates nothing.
@@ -22,52 +23,63 @@ thread_local! {
         RefCell::new(Panels { floats: vec![0f32; dense::PANEL_ELEMS], bytes: int::Panel::new() });
 }
 
-/// Weight rows `rows` with the activation rows of `job`; `quantised` holds all activation rows where the
-/// weight is to be multiplied as integers.
-pub(super) fn run(
-    vectors: Vectors,
-    job: &Job<'_>,
-    quantised: Option<&Activations>,
-    weight: &Weight,
-    rows: Range<usize>,
-) {
-    let bytes = weight.bytes().as_slice();
-    let call = Call { vectors, job, quantised, bytes, row_bytes: weight.row_bytes(), rows };
+/// Runs an expression with the type that belongs to a format.
+macro_rules! with_layout {
+    ($format:expr, $l:ident => $body:expr) => {
+        with_layout!(@ $format, $l, $body, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, Q8_0 Q8_0,
+            Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K)
+    };
+    (@ $format:expr, $l:ident, $body:expr, $($value:ident $type:ident),*) => {
+        match $format {
+            $(QuantFormat::$value => {
+                type $l = $type;
+                $body
+            })*
+        }
+    };
+}
+
+/// A weight in the form that [`integers`] wants.
+pub(super) fn pack(cx: &CpuExec, weight: &Weight, format: QuantFormat) -> Packed {
+    with_layout!(format, L => Packed::new::<L>(cx, weight))
+}
+
+/// Weight rows `rows`, in float32, with the activation rows of `job`.
+pub(super) fn floats(vectors: Vectors, job: &Job<'_>, weight: &Weight, rows: Range<usize>) {
+    let call = Floats { vectors, job, bytes: weight.bytes().as_slice(), row_bytes: weight.row_bytes(), rows };
     match weight.dtype() {
-        WeightType::F32 => call.floats::<dense::F32>(),
-        WeightType::F16 => call.floats::<dense::F16>(),
-        WeightType::BF16 => call.floats::<dense::BF16>(),
+        WeightType::F32 => call.rows::<dense::F32>(),
+        WeightType::F16 => call.rows::<dense::F16>(),
+        WeightType::BF16 => call.rows::<dense::BF16>(),
         WeightType::Quant(format) => format.visit(call),
     }
 }
 
-/// The arguments of a kernel.
-struct Call<'a> {
+/// Weight rows `rows`, as integers, with the activation rows of `job`, which `x` holds quantised. `rows`
+/// starts at a multiple of eight.
+pub(super) fn integers(
+    vectors: Vectors,
+    job: &Job<'_>,
+    x: &Activations,
+    (weight, format): (&Packed, QuantFormat),
+    rows: Range<usize>,
+) {
+    with_layout!(format, L => rows_of::<L>(vectors, job, x, weight, rows));
+}
+
+/// The arguments of a float32 kernel.
+struct Floats<'a> {
     vectors: Vectors,
     job: &'a Job<'a>,
-    quantised: Option<&'a Activations>,
     bytes: &'a [u8],
     row_bytes: usize,
     rows: Range<usize>,
 }
 
-impl FormatVisitor for Call<'_> {
+impl FormatVisitor for Floats<'_> {
     type Output = ();
     fn visit<F: BlockFormat>(self) {
-        let Some(x) = self.quantised else { return self.panels::<dense::Blocks<F>>() };
-        let weights = Rows8::new(self.bytes, self.row_bytes, int::unpacker::<F>(self.vectors.isa()));
-        // Each arm's constants are the format's: tested below for all formats.
-        match F::FORMAT {
-            QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q4_K => {
-                self.integers::<Like<32, false, 8>>(x, &weights);
-            }
-            QuantFormat::Q5_0 | QuantFormat::Q5_1 | QuantFormat::Q5_K => {
-                self.integers::<Like<32, false, 4>>(x, &weights);
-            }
-            QuantFormat::Q8_0 => self.integers::<Like<32, true, 1>>(x, &weights),
-            QuantFormat::Q2_K | QuantFormat::Q3_K => self.integers::<Like<16, false, 8>>(x, &weights),
-            QuantFormat::Q6_K => self.integers::<Like<16, false, 2>>(x, &weights),
-        }
+        self.panels::<dense::Blocks<F>>();
     }
 }
 
@@ -94,10 +106,10 @@ macro_rules! per_level {
                 }
                 match vectors {
                     // SAFETY: the caller's: a level is only made where the processor has its features.
-                    Vectors::Avx2(_) => return unsafe { avx2$(::<$g>)?($($arg),*) },
+                    Vectors::Avx2 => return unsafe { avx2$(::<$g>)?($($arg),*) },
                     // SAFETY: as above.
-                    Vectors::Avx512(_) => return unsafe { avx512$(::<$g>)?($($arg),*) },
-                    Vectors::Plain(_) => {}
+                    Vectors::Avx512 => return unsafe { avx512$(::<$g>)?($($arg),*) },
+                    Vectors::Plain => {}
                 }
             }
             let _ = vectors;
@@ -116,17 +128,20 @@ per_level!(fill = dense::fill<Plain, Avx2, Avx512; R: dense::RowSource>(
     block: &dense::Block, bytes: &[u8], row_bytes: usize, panel: &mut [f32]
 ));
 per_level!(multiply = dense::multiply<Plain, Avx2, Avx512>(job: &Job<'_>, block: &dense::Block, panel: &[f32]));
-per_level!(few = int::few<Plain, Avx2, Vnni; K: int::Kind>(
-    job: &Job<'_>, x: &Activations, weights: &Rows8<'_>, rows: Range<usize>
+per_level!(few = int::few<Plain, Avx2, Vnni; L: Layout>(
+    job: &Job<'_>, x: &Activations, weights: &Packed, rows: Range<usize>
 ));
-per_level!(int_panel = int::panel<Plain, Avx2, Vnni; K: int::Kind>(
-    job: &Job<'_>, x: &Activations, weights: &Rows8<'_>, rows: Range<usize>, panel: &mut int::Panel
+per_level!(fill_integers = int::fill<Plain, Avx2, Vnni; L: Layout>(
+    weights: &Packed, rows: Range<usize>, k0: usize, panel: &mut int::Panel
+));
+per_level!(tiles = int::tiles<Plain, Avx2, Vnni; K: int::Kind>(
+    job: &Job<'_>, x: &Activations, rows: Range<usize>, k: Range<usize>, panel: &int::Panel
 ));
 
 // SAFETY, for all calls below: a weight holds whole rows of k elements (its invariant), of which `rows`
 // are some; a task alone writes its part of the output; a level is only made where it can run.
-impl Call<'_> {
-    fn floats<W: dense::Element>(self) {
+impl Floats<'_> {
+    fn rows<W: dense::Element>(self) {
         if self.job.m.len() <= DIRECT_ROWS {
             // SAFETY: as above.
             unsafe { direct::<W>(self.vectors, self.job, self.bytes, self.rows) }
@@ -154,44 +169,25 @@ impl Call<'_> {
             }
         });
     }
-
-    /// Integer products.
-    fn integers<K: int::Kind>(self, x: &Activations, weights: &Rows8<'_>) {
-        if self.job.m.len() <= DIRECT_ROWS {
-            // SAFETY: as above.
-            return unsafe { few::<K>(self.vectors, self.job, x, weights, self.rows) };
-        }
-        PANELS.with_borrow_mut(|Panels { bytes, .. }| {
-            for first in self.rows.clone().step_by(int::PANEL_ROWS) {
-                let rows = first..self.rows.end.min(first + int::PANEL_ROWS);
-                // SAFETY: as above.
-                unsafe { int_panel::<K>(self.vectors, self.job, x, weights, rows, bytes) };
-            }
-        });
-    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use int::Kind;
-
-    #[test]
-    fn every_kind_fits_its_formats() {
-        fn fits<K: Kind>(formats: &[QuantFormat]) -> usize {
-            for f in formats {
-                assert_eq!((K::SUB_BLOCK, K::SIGNED), (f.sub_block(), f.signed()), "{f}");
-                assert!(K::PAIRS <= int::pairs_before_overflow(f.max_q()), "{f}");
-                assert_eq!(K::SIGNED, !f.has_min(), "{f}");
-            }
-            formats.len()
-        }
-        use QuantFormat::{Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
-        let all = fits::<Like<32, false, 8>>(&[Q4_0, Q4_1, Q4_K])
-            + fits::<Like<32, false, 4>>(&[Q5_0, Q5_1, Q5_K])
-            + fits::<Like<32, true, 1>>(&[Q8_0])
-            + fits::<Like<16, false, 8>>(&[Q2_K, Q3_K])
-            + fits::<Like<16, false, 2>>(&[Q6_K]);
-        assert_eq!(all, QuantFormat::ALL.len());
+/// Integer products.
+fn rows_of<L: Layout>(vectors: Vectors, job: &Job<'_>, x: &Activations, weight: &Packed, rows: Range<usize>) {
+    if job.m.len() <= PACKED_ROWS {
+        // SAFETY: as above.
+        return unsafe { few::<L>(vectors, job, x, weight, rows) };
     }
+    PANELS.with_borrow_mut(|Panels { bytes, .. }| {
+        for first in rows.clone().step_by(int::PANEL_ROWS) {
+            let rows = first..rows.end.min(first + int::PANEL_ROWS);
+            for k0 in (0..job.k).step_by(int::K_BLOCK) {
+                let k = k0..job.k.min(k0 + int::K_BLOCK);
+                // SAFETY: as above.
+                unsafe {
+                    fill_integers::<L>(vectors, weight, rows.clone(), k0, bytes);
+                    tiles::<L::Kind>(vectors, job, x, rows.clone(), k, bytes);
+                }
+            }
+        }
+    });
 }

@@ -1,5 +1,5 @@
-//! Linear layers on the CPU: weights stay as they lie in the file (memory-mapped, at any alignment),
-//! activations are float32.
+//! Linear layers on the CPU: dense weights stay as they lie in the file (memory-mapped, at any alignment),
+//! block-quantised ones are packed for the kernels at load; activations are float32.
 //!
 //! [`CpuLinear`] lives as long as the model. A call splits output columns (and, for many tokens, rows)
 //! over the threads. Every output element is summed in an order that depends only on the row length,
@@ -13,21 +13,23 @@ mod int;
 mod simd;
 
 use crate::{CpuExec, Isa, kernels::elementwise::rows::Rows, pool::SharedMut};
-use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight, WeightType};
+use headway_tensor::{
+    DType, Linear, LinearPart, Result, TensorError, Weight, WeightType, quant::QuantFormat,
+};
 use std::{cell::RefCell, ops::Range};
 
-/// A linear layer in the form of its file: one or more weights with the same input, stacked along
-/// the output.
+/// A linear layer: one or more weights with the same input, stacked along the output.
 pub struct CpuLinear {
     parts: Vec<Part>,
     k: usize,
     n: usize,
-    /// Whether a weight is multiplied as integers, with quantised activations.
-    integers: bool,
 }
 
 struct Part {
+    /// The form of the file. Where there is a packed one, it is for single rows alone.
     weight: Weight,
+    /// For integer products, with quantised activations.
+    packed: Option<(int::Packed, QuantFormat)>,
     bias: Option<Vec<f32>>,
     /// First output column.
     first: usize,
@@ -38,12 +40,13 @@ fn unsupported(text: String) -> TensorError {
 }
 
 impl CpuLinear {
-    /// Takes the parts in; nothing is copied but the biases.
+    /// Takes the parts in: block-quantised weights are packed, unless they are to be computed in float32;
+    /// of the rest nothing is copied but the biases.
     ///
     /// # Errors
     /// No parts, weights that are not matrices of one row length, biases of another length, a
     /// `compute` that is neither `None` nor float32.
-    pub(crate) fn new(_: &CpuExec, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Self> {
+    pub(crate) fn new(cx: &CpuExec, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Self> {
         if let Some(found) = compute.filter(|&c| c != DType::F32) {
             return Err(TensorError::WrongDType {
                 what: "linear layer's arithmetic on the CPU",
@@ -53,7 +56,7 @@ impl CpuLinear {
         }
         let k = parts.first().map(|p| p.weight.cols());
         let k = k.ok_or_else(|| unsupported("a linear layer without weights".into()))?;
-        let mut layer = Self { parts: Vec::new(), k, n: 0, integers: false };
+        let mut layer = Self { parts: Vec::new(), k, n: 0 };
         for LinearPart { weight, bias } in parts {
             if weight.shape().len() != 2 || weight.cols() != k {
                 return Err(TensorError::WrongShape {
@@ -71,8 +74,11 @@ impl CpuLinear {
             }
             let (first, bias) = (layer.n, bias.map(|b| b.to_f32()));
             layer.n += weight.rows();
-            layer.integers |= compute.is_none() && matches!(weight.dtype(), WeightType::Quant(_));
-            layer.parts.push(Part { weight, bias, first });
+            let packed = match weight.dtype() {
+                WeightType::Quant(f) if compute.is_none() => Some((entry::pack(cx, &weight, f), f)),
+                _ => None,
+            };
+            layer.parts.push(Part { weight, packed, bias, first });
         }
         Ok(layer)
     }
@@ -102,10 +108,15 @@ impl CpuLinear {
                 let Some((part, rows, m)) = plan.task(self, task) else { return };
                 let job =
                     Job { x, xs, out, outs, k: self.k, m, column: part.first, bias: part.bias.as_deref() };
-                entry::run(vectors, &job, quantised, &part.weight, rows);
+                match (&part.packed, quantised) {
+                    (Some((w, format)), Some(x)) => {
+                        entry::integers(vectors, &job, x, (w, *format), rows);
+                    }
+                    _ => entry::floats(vectors, &job, &part.weight, rows),
+                }
             });
         };
-        if self.integers {
+        if self.parts.iter().any(|p| p.packed.is_some()) {
             ACTIVATIONS.with_borrow_mut(|a| {
                 a.fill(pool, cx.isa(), x, xs);
                 run(Some(a));
@@ -121,38 +132,31 @@ thread_local! {
     static ACTIVATIONS: RefCell<int::Activations> = RefCell::default();
 }
 
-/// The vectors of the kernels, with the instruction set that they stand for.
+/// The vectors of the kernels.
 #[derive(Clone, Copy)]
 enum Vectors {
-    Plain(Isa),
+    Plain,
     #[cfg(target_arch = "x86_64")]
-    Avx2(Isa),
+    Avx2,
     /// With VNNI, which every processor with [`Isa::Avx512`]'s features but the very first has; there
     /// it is [`Vectors::Avx2`].
     #[cfg(target_arch = "x86_64")]
-    Avx512(Isa),
+    Avx512,
 }
 
 impl Vectors {
     fn of(isa: Isa) -> Self {
         #[cfg(target_arch = "x86_64")]
         match isa {
-            Isa::Avx2 => return Self::Avx2(isa),
+            Isa::Avx2 => return Self::Avx2,
             Isa::Avx512 | Isa::Avx512Bf16 if is_x86_feature_detected!("avx512vnni") => {
-                return Self::Avx512(isa);
+                return Self::Avx512;
             }
-            Isa::Avx512 | Isa::Avx512Bf16 => return Self::Avx2(isa),
+            Isa::Avx512 | Isa::Avx512Bf16 => return Self::Avx2,
             _ => {}
         }
-        Self::Plain(isa)
-    }
-
-    fn isa(self) -> Isa {
-        match self {
-            Self::Plain(isa) => isa,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2(isa) | Self::Avx512(isa) => isa,
-        }
+        let _ = isa;
+        Self::Plain
     }
 }
 
@@ -166,12 +170,18 @@ impl Linear for CpuLinear {
     }
 
     fn bytes(&self) -> usize {
-        self.parts.iter().filter_map(|p| p.bias.as_ref()).map(|b| size_of_val(&b[..])).sum()
+        let of_part = |p: &Part| {
+            p.packed.as_ref().map_or(0, |(w, _)| w.as_bytes().len())
+                + p.bias.as_ref().map_or(0, |b| size_of_val(&b[..]))
+        };
+        self.parts.iter().map(of_part).sum()
     }
 }
 
 /// Up to this many activation rows, floating-point weights are converted in registers.
 const DIRECT_ROWS: usize = 3;
+/// Up to this many, packed weights are unpacked in registers.
+const PACKED_ROWS: usize = 4;
 
 /// Bytes ahead of where weights are read that memory is asked for them, at least: rows are worked on
 /// several at a time, which the processor's own prefetching does not follow well.
@@ -201,7 +211,7 @@ impl Plan {
     fn new(layer: &CpuLinear, m: usize, threads: usize) -> Self {
         let bytes: usize = layer.parts.iter().map(|p| p.weight.bytes().len()).sum();
         let row_bytes = (bytes / layer.n).max(1);
-        let row_step = if m <= DIRECT_ROWS {
+        let row_step = if m <= PACKED_ROWS {
             // Tasks of 64 KiB or more: less is over before another thread has begun.
             layer.n.div_ceil(threads * 8).max((64 << 10) / row_bytes)
         } else {

@@ -3,7 +3,8 @@
 
 use crate::{CpuExec, CpuOptions, Isa};
 use headway_tensor::{
-    DType, LinearPart, Ops, SharedBytes, TensorMut, TensorRef, View, Weight, WeightType, quant::QuantFormat,
+    BytesOwner, DType, LinearPart, Ops, SharedBytes, TensorMut, TensorRef, View, Weight, WeightType,
+    quant::{QuantFormat, unpack_block},
 };
 
 fn cx(threads: usize, isa: Isa) -> CpuExec {
@@ -201,6 +202,141 @@ fn extreme_quants_do_not_saturate() {
                 }
             }
         }
+    }
+}
+
+/// One activation row as the integer kernels quantise it, 16 elements at a time: bytes, scales, and sums
+/// times scales.
+fn quantised(x: &[f32]) -> (Vec<i32>, Vec<f32>, Vec<f32>) {
+    let (mut q, mut d, mut s) = (vec![], vec![], vec![]);
+    for block in x.chunks(16) {
+        let largest = block.iter().fold(0f32, |a, v| a.max(v.abs()));
+        let bytes: Vec<i32> =
+            block.iter().map(|x| (x * (127.0 / largest)).round_ties_even() as i32).collect();
+        let scale = largest / 127.0;
+        d.push(scale);
+        s.push(bytes.iter().sum::<i32>() as f32 * scale);
+        q.extend(bytes);
+    }
+    (q, d, s)
+}
+
+/// What the integer kernels promise to the bit, from the file's form of a weight: sums of products in
+/// integers, then float32 operations in one order.
+fn promised(w: &Weight, format: QuantFormat, x: &[f32]) -> Vec<f32> {
+    let (qx, dx, sx) = quantised(x);
+    let row = |bytes: &[u8]| {
+        let (mut q, mut d, mut m) = (vec![], vec![], vec![]);
+        for block in bytes.chunks(format.block_bytes()) {
+            let (mut bq, mut bd, mut bm) = ([0u8; 256], [0f32; 16], [0f32; 16]);
+            unpack_block(format, block, &mut bq, &mut bd, &mut bm);
+            let integer = |&b: &u8| if format.signed() { i32::from(b.cast_signed()) } else { i32::from(b) };
+            q.extend(bq[..format.block_elems()].iter().map(integer));
+            for sub in 0..format.sub_blocks() {
+                // A scale for 16 elements, whatever the format's own length.
+                for _ in 0..format.sub_block() / 16 {
+                    d.push(bd[sub]);
+                    m.push(bm[sub]);
+                }
+            }
+        }
+        let half = |h: usize| {
+            let dot: i32 = (16 * h..16 * h + 16).map(|i| q[i] * qx[i]).sum();
+            dot as f32 * dx[h]
+        };
+        let with_min = |h: usize, x: f32, s: f32| {
+            if format.has_min() { d[h] * x + m[h] * s } else { d[h] * x }
+        };
+        let mut total = None;
+        for block in (0..w.cols() / 32).collect::<Vec<_>>().chunks(32) {
+            let mut sum = 0f32;
+            for b in block {
+                let (l, h) = (2 * b, 2 * b + 1);
+                sum += match format.sub_block() {
+                    16 => with_min(l, half(l), sx[l]) + with_min(h, half(h), sx[h]),
+                    _ => with_min(l, half(l) + half(h), sx[l] + sx[h]),
+                };
+            }
+            total = Some(total.map_or(sum, |t: f32| t + sum));
+        }
+        total.unwrap()
+    };
+    (0..w.rows()).map(|r| row(w.row(r).unwrap())).collect()
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(60))]
+
+    /// Packed weights of any shape, stacked, with a bias, at every level and for few and many rows: to the
+    /// bit what the file's form says, and close to float64.
+    #[test]
+    fn packed_weights_give_what_the_files_form_says(
+        format in proptest::sample::select(QuantFormat::ALL.to_vec()),
+        second in proptest::sample::select(QuantFormat::ALL.to_vec()),
+        n in [1usize..30, 1usize..12],
+        blocks in 1usize..7,
+        seed in proptest::num::u64::ANY,
+        threads in 1usize..3,
+    ) {
+        let k = 256 * blocks;
+        let first = weight(WeightType::Quant(format), n[0], k, seed);
+        let second = (weight(WeightType::Quant(second), n[1], k, seed ^ 1), second);
+        let (x, mut bits) = (activations(64, k, seed ^ 2), Bits(seed ^ 3));
+        let bias: Vec<f32> = (0..n[1]).map(|_| bits.float()).collect();
+        let expected: Vec<Vec<f32>> = x
+            .chunks(k)
+            .map(|x| {
+                let with_bias = promised(&second.0, second.1, x).into_iter().zip(&bias).map(|(v, b)| v + b);
+                promised(&first, format, x).into_iter().chain(with_bias).collect()
+            })
+            .collect();
+        for &isa in Isa::available() {
+            let cx = cx(threads, isa);
+            for m in (1..=9).chain([64]) {
+                let parts = vec![part(&first, None), part(&second.0, Some(&bias))];
+                let out = run(&cx, parts, None, &x, m);
+                for (i, (out, expected)) in out.chunks(n[0] + n[1]).zip(&expected).enumerate() {
+                    assert!(out == &expected[..], "{format} {isa}: {m} rows, row {i}: {out:?} {expected:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packing_costs_a_few_per_cent_of_the_files_size_and_tells_its_owner() {
+    use std::{
+        ops::Range,
+        sync::{Arc, Mutex},
+    };
+    struct Owner(Vec<u8>, Arc<Mutex<Vec<Range<usize>>>>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl BytesOwner for Owner {
+        fn not_needed_now(&self, range: Range<usize>) {
+            self.1.lock().unwrap().push(range);
+        }
+    }
+    for format in QuantFormat::ALL {
+        let (n, k) = (2000, 1024);
+        let len = format.bytes_for(n * k).unwrap();
+        let told = Arc::new(Mutex::new(vec![]));
+        let bytes = SharedBytes::of(Owner(vec![0; len + 10], told.clone())).slice(10..len + 10).unwrap();
+        let w = Weight::new("w", WeightType::Quant(format), vec![n, k], bytes).unwrap();
+        let cx = cx(2, Isa::of_machine());
+        let layer = cx.load_linear(vec![part(&w, None)], None).unwrap();
+        let growth = layer.bytes() as f64 / len as f64;
+        assert!((1.0..1.04).contains(&growth), "{format}: {growth}");
+        let mut told = std::mem::take(&mut *told.lock().unwrap());
+        told.sort_by_key(|r| r.start);
+        assert_eq!((told[0].start, told.last().unwrap().end), (10, len + 10), "{format}");
+        assert!(told.windows(2).all(|w| w[0].end == w[1].start), "{format}: {told:?}");
+        // In float32 nothing is packed.
+        let layer = cx.load_linear(vec![part(&w, None)], Some(DType::F32)).unwrap();
+        assert_eq!(layer.bytes(), 0);
     }
 }
 

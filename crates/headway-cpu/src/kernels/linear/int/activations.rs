@@ -19,6 +19,17 @@ pub(in super::super) struct Activations {
     s: Vec<f32>,
 }
 
+/// A quantised row, 32 elements an entry.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    /// The bytes.
+    pub(super) q: &'a [[i8; 32]],
+    /// Scales of the two halves.
+    pub(super) d: &'a [[f32; 2]],
+    /// Sums of the two halves, times the scales.
+    pub(super) s: &'a [[f32; 2]],
+}
+
 /// Rows that one task quantises.
 const TASK_ROWS: usize = 8;
 
@@ -48,18 +59,15 @@ impl Activations {
         });
     }
 
-    /// The bytes of `row` from element `from` on.
+    /// Row `row`.
     #[inline(always)]
-    pub(super) fn q(&self, row: usize, from: usize) -> &[i8] {
-        &self.q[row * self.k + from..(row + 1) * self.k]
-    }
-
-    /// Scales of the two halves of the 32 elements of `row` from element `32 * block`, and their sums times
-    /// the scales.
-    #[inline(always)]
-    pub(super) fn scales(&self, row: usize, block: usize) -> ([f32; 2], [f32; 2]) {
-        let at = row * (self.k / 16) + 2 * block;
-        ([self.d[at], self.d[at + 1]], [self.s[at], self.s[at + 1]])
+    pub(super) fn row(&self, row: usize) -> Row<'_> {
+        let (k, scales) = (self.k, self.k / 16);
+        Row {
+            q: self.q[row * k..(row + 1) * k].as_chunks().0,
+            d: self.d[row * scales..(row + 1) * scales].as_chunks().0,
+            s: self.s[row * scales..(row + 1) * scales].as_chunks().0,
+        }
     }
 }
 

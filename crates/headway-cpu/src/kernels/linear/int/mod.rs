@@ -7,52 +7,53 @@
 //! instruction set: eight output elements lie in eight lanes and blocks follow one another. So every
 //! level gives the same bits, whatever the number of rows, the tile, or the threads.
 //!
-//! Lives for one call. Not for float32 arithmetic on dequantised weights: see `dense`.
+//! A weight is [`Packed`] once, when its layer is loaded; the rest lives for one call. Not for float32 arithmetic on dequantised weights: see `dense`.
 
 mod activations;
 mod few;
+mod integers;
+mod layout;
+mod packed;
 mod panel;
 mod simd;
 
-mod unpack;
-
 pub(super) use activations::Activations;
 pub(super) use few::few;
-pub(super) use panel::{PANEL_ROWS, Panel, panel};
+pub(super) use layout::Layout;
+pub(super) use packed::Packed;
+pub(super) use panel::{PANEL_ROWS, Panel, fill, tiles};
 #[cfg(target_arch = "x86_64")]
 pub(super) use simd::{Avx2, Vnni};
 pub(super) use simd::{IntSimd, Plain};
-pub(super) use unpack::{Rows8, unpacker};
-
-use headway_tensor::quant::{MAX_BLOCK_ELEMS, MAX_SUB_BLOCKS};
 
 /// Elements of K whose sums are made before they are added to the output.
-const K_BLOCK: usize = 1024;
+pub(super) const K_BLOCK: usize = 1024;
 /// Weight rows that are worked on together: the lanes of a vector.
-pub(super) const ROWS: usize = 8;
+const ROWS: usize = 8;
 
-/// Eight weight rows over at most 256 elements, in the uniform form of their format.
-#[repr(C, align(64))]
-struct Chunk {
-    /// Integers, row-major.
-    q: [[u8; MAX_BLOCK_ELEMS]; ROWS],
-    /// Scales by sub-block, a lane a row.
-    d: [[f32; ROWS]; MAX_SUB_BLOCKS],
-    /// Minima by sub-block, a lane a row.
-    m: [[f32; ROWS]; MAX_SUB_BLOCKS],
+/// Scales and minima of 32 elements: of the first and of the last 16, a lane a row.
+struct Scales<S: IntSimd> {
+    d: [S::F; 2],
+    m: [S::F; 2],
 }
 
-impl Chunk {
-    const fn new() -> Self {
-        Self {
-            q: [[0; MAX_BLOCK_ELEMS]; ROWS],
-            d: [[0.0; ROWS]; MAX_SUB_BLOCKS],
-            m: [[0.0; ROWS]; MAX_SUB_BLOCKS],
-        }
+impl<S: IntSimd> Clone for Scales<S> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-/// What of a format matters once it is unpacked: kernels are compiled for each kind, not each format.
+impl<S: IntSimd> Copy for Scales<S> {}
+
+impl<S: IntSimd> Scales<S> {
+    /// The same for all 32 elements.
+    #[inline(always)]
+    fn same(d: S::F, m: S::F) -> Self {
+        Self { d: [d; 2], m: [m; 2] }
+    }
+}
+
+/// What of a format matters for products of its integers.
 pub(super) trait Kind {
     /// Elements that share a scale: 16 or 32.
     const SUB_BLOCK: usize;
@@ -74,22 +75,20 @@ impl<const SUB_BLOCK: usize, const SIGNED: bool, const PAIRS: usize> Kind for Li
 /// How many products of a byte up to `max_q` with one of magnitude 127, added in neighbouring pairs,
 /// fit in 16 bits: vectors of pairs that may be added before they are widened.
 #[cfg(test)]
-pub(super) const fn pairs_before_overflow(max_q: u8) -> usize {
+const fn pairs_before_overflow(max_q: u8) -> usize {
     let pairs = i16::MAX as usize / (2 * 127 * max_q as usize);
     if pairs > 8 { 8 } else { pairs }
 }
 
-/// What 32 elements add to eight output elements: `d · (dx · i) + m · s` of both halves. `d` and `m` point
-/// at the lanes of the (first) sub-block; `dx` are the scales of the activation's two halves, `s` their
-/// sums times the scales.
+/// What 32 elements add to eight output elements: `d · (dx · i) + m · s` of both halves. `dx` are the
+/// scales of the activation's two halves, `s` their sums times the scales.
 ///
 /// # Safety
-/// The processor has the instruction set of `S`; `d` and `m` are readable for one or two sub-blocks.
+/// The processor has the instruction set of `S`.
 #[inline(always)]
 unsafe fn contribution<S: IntSimd, K: Kind>(
     (low, high): (S::I, S::I),
-    d: *const f32,
-    m: *const f32,
+    Scales { d, m }: Scales<S>,
     s: [f32; 2],
     dx: [f32; 2],
 ) -> S::F {
@@ -98,9 +97,9 @@ unsafe fn contribution<S: IntSimd, K: Kind>(
         let low = S::mul(S::to_float(low), S::splat(dx[0]));
         let high = S::mul(S::to_float(high), S::splat(dx[1]));
         if K::SUB_BLOCK == 16 {
-            S::add(half::<S, K>(low, d, m, s[0]), half::<S, K>(high, d.add(ROWS), m.add(ROWS), s[1]))
+            S::add(half::<S, K>(low, d[0], m[0], s[0]), half::<S, K>(high, d[1], m[1], s[1]))
         } else {
-            half::<S, K>(S::add(low, high), d, m, s[0] + s[1])
+            half::<S, K>(S::add(low, high), d[0], m[0], s[0] + s[1])
         }
     }
 }
@@ -110,11 +109,11 @@ unsafe fn contribution<S: IntSimd, K: Kind>(
 /// # Safety
 /// As [`contribution`]'s.
 #[inline(always)]
-unsafe fn half<S: IntSimd, K: Kind>(x: S::F, d: *const f32, m: *const f32, s: f32) -> S::F {
+unsafe fn half<S: IntSimd, K: Kind>(x: S::F, d: S::F, m: S::F, s: f32) -> S::F {
     // SAFETY: the caller's.
     unsafe {
-        let product = S::mul(S::load(d), x);
-        if K::SIGNED { product } else { S::add(product, S::mul(S::load(m), S::splat(s))) }
+        let product = S::mul(d, x);
+        if K::SIGNED { product } else { S::add(product, S::mul(m, S::splat(s))) }
     }
 }
 

@@ -1,11 +1,13 @@
-//! Many activation rows: weight rows are unpacked once into a panel in which a vector holds the same
-//! four elements of eight rows, so that products need no sums across lanes.
+//! Many activation rows: packed weight rows become a panel of bytes once for all of them, in which a
+//! vector holds the same four elements of eight rows, so that products need no sums across lanes.
 //!
 //! The panel belongs to a worker thread and is refilled a block of K at a time.
 
-use super::{Activations, Chunk, IntSimd, K_BLOCK, Kind, ROWS, Rows8, contribution};
+use super::{
+    Activations, IntSimd, K_BLOCK, Kind, Packed, ROWS, Scales, contribution, integers::Integers, layout,
+};
 use crate::kernels::linear::Job;
-use headway_tensor::quant::MAX_BLOCK_ELEMS;
+use layout::Layout;
 use std::ops::Range;
 
 /// Groups of eight weight rows in a panel.
@@ -18,16 +20,15 @@ pub(in super::super) const PANEL_ROWS: usize = GROUPS * ROWS;
 struct Group {
     /// Four elements of a row beside those of the next row: `[k / 4][row][4]`.
     q: [[u8; 4 * ROWS]; K_BLOCK / 4],
-    /// Scales by sub-block, a lane a row.
+    /// Scales by 16 elements, a lane a row.
     d: [[f32; ROWS]; K_BLOCK / 16],
-    /// Minima by sub-block, a lane a row.
+    /// Minima by 16 elements, a lane a row.
     m: [[f32; ROWS]; K_BLOCK / 16],
 }
 
 /// A worker's panel.
 pub(in super::super) struct Panel {
     groups: Vec<Group>,
-    chunk: Box<Chunk>,
 }
 
 impl Panel {
@@ -37,82 +38,83 @@ impl Panel {
             d: [[0.0; ROWS]; K_BLOCK / 16],
             m: [[0.0; ROWS]; K_BLOCK / 16],
         };
-        Self { groups: (0..GROUPS).map(|_| group()).collect(), chunk: Box::new(Chunk::new()) }
+        Self { groups: (0..GROUPS).map(|_| group()).collect() }
     }
 }
 
-/// At most [`PANEL_ROWS`] weight rows `rows` of `weights` with the activation rows of `job`.
-///
-/// # Safety
-/// The processor has the instruction set of `S`; no other task writes the same elements of the output.
-#[inline(always)]
-pub(in super::super) unsafe fn panel<S: IntSimd, K: Kind>(
-    job: &Job<'_>,
-    x: &Activations,
-    weights: &Rows8<'_>,
-    rows: Range<usize>,
-    panel: &mut Panel,
-) {
-    for k0 in (0..job.k).step_by(K_BLOCK) {
-        let k = k0..job.k.min(k0 + K_BLOCK);
-        for (group, n) in panel.groups.iter_mut().zip(rows.clone().step_by(ROWS)) {
-            let weights = weights.from(n, ROWS.min(rows.end - n));
-            // SAFETY: the caller's.
-            unsafe { fill::<S, K>(group, &mut panel.chunk, &weights, k.clone()) };
-        }
-        for (group, n) in panel.groups.iter().zip(rows.clone().step_by(ROWS)) {
-            let count = ROWS.min(rows.end - n);
-            let mut m = job.m.start;
-            while m < job.m.end {
-                let cols = S::COLS.min(job.m.end - m);
-                // SAFETY: the caller's.
-                unsafe {
-                    match cols {
-                        1 => tile::<S, K, 1>(job, x, group, k.clone(), m, n, count),
-                        2 => tile::<S, K, 2>(job, x, group, k.clone(), m, n, count),
-                        3 => tile::<S, K, 3>(job, x, group, k.clone(), m, n, count),
-                        _ => tile::<S, K, 4>(job, x, group, k.clone(), m, n, count),
-                    }
-                }
-                m += cols;
-            }
-        }
-    }
-}
-
-/// Unpacks elements `k` of up to eight rows into the group.
+/// Elements of K from `k0`, a multiple of [`K_BLOCK`], of at most [`PANEL_ROWS`] weight rows `rows`, from a
+/// multiple of eight on, into the panel.
 ///
 /// # Safety
 /// The processor has the instruction set of `S`.
 #[inline(always)]
-unsafe fn fill<S: IntSimd, K: Kind>(
-    group: &mut Group,
-    chunk: &mut Chunk,
-    weights: &Rows8<'_>,
-    k: Range<usize>,
+pub(in super::super) unsafe fn fill<S: IntSimd, L: Layout>(
+    weights: &Packed,
+    rows: Range<usize>,
+    k0: usize,
+    panel: &mut Panel,
 ) {
-    for from in k.clone().step_by(MAX_BLOCK_ELEMS) {
-        let len = MAX_BLOCK_ELEMS.min(k.end - from);
-        let at = from - k.start;
-        // SAFETY: the caller's; each step reads 32 bytes of each of the chunk's eight rows, and writes the
-        // 256 bytes of eight vectors.
-        unsafe {
-            weights.unpack(chunk, from, len);
-            for b in 0..len / 32 {
-                let out = &mut group.q[at / 4 + b * 8..at / 4 + b * 8 + 8];
-                S::interleave(&raw const chunk.q[0][b * 32], MAX_BLOCK_ELEMS, out.as_mut_ptr().cast());
+    for (group, n) in panel.groups.iter_mut().zip(rows.step_by(ROWS)) {
+        let units = weights.group(n / ROWS)[k0 / L::BLOCK_ELEMS * L::UNIT..].chunks_exact(L::UNIT);
+        for (u, unit) in units.take(K_BLOCK / L::BLOCK_ELEMS).enumerate() {
+            // SAFETY: the caller's; a unit holds a header and its steps; a step fills eight vectors of
+            // integers and two of scales and minima.
+            unsafe {
+                let head = layout::header::<S, L>(unit.as_ptr());
+                for b in 0..L::STEPS {
+                    let at = u * L::STEPS + b;
+                    let step = unit.as_ptr().add(L::HEADER + b * L::STEP);
+                    let q = step.add(L::SCALES);
+                    let vectors = [L::Integers::low::<S>(q), L::Integers::high::<S>(q)];
+                    for (to, v) in group.q[8 * at..8 * at + 8].iter_mut().zip(vectors.into_iter().flatten()) {
+                        S::store_bytes(v, to.as_mut_ptr());
+                    }
+                    let scales = layout::scales::<S, L>(head, step);
+                    for half in 0..2 {
+                        S::store(scales.d[half], group.d[2 * at + half].as_mut_ptr());
+                        S::store(scales.m[half], group.m[2 * at + half].as_mut_ptr());
+                    }
+                }
             }
         }
-        let (sub, subs) = (at / K::SUB_BLOCK, len / K::SUB_BLOCK);
-        group.d[sub..sub + subs].copy_from_slice(&chunk.d[..subs]);
-        group.m[sub..sub + subs].copy_from_slice(&chunk.m[..subs]);
+    }
+}
+
+/// The panel, which holds elements `k` of the weight rows `rows`, with the activation rows of `job`.
+///
+/// # Safety
+/// The processor has the instruction set of `S`; no other task writes the same elements of the output.
+#[inline(always)]
+pub(in super::super) unsafe fn tiles<S: IntSimd, K: Kind>(
+    job: &Job<'_>,
+    x: &Activations,
+    rows: Range<usize>,
+    k: Range<usize>,
+    panel: &Panel,
+) {
+    for (group, n) in panel.groups.iter().zip(rows.clone().step_by(ROWS)) {
+        let count = ROWS.min(rows.end - n);
+        let mut m = job.m.start;
+        while m < job.m.end {
+            let cols = S::COLS.min(job.m.end - m);
+            // SAFETY: the caller's.
+            unsafe {
+                match cols {
+                    1 => tile::<S, K, 1>(job, x, group, k.clone(), m, n, count),
+                    2 => tile::<S, K, 2>(job, x, group, k.clone(), m, n, count),
+                    3 => tile::<S, K, 3>(job, x, group, k.clone(), m, n, count),
+                    _ => tile::<S, K, 4>(job, x, group, k.clone(), m, n, count),
+                }
+            }
+            m += cols;
+        }
     }
 }
 
 /// A group with C activation rows from `m`, over the block `k`.
 ///
 /// # Safety
-/// As [`panel`]'s; the group holds the block.
+/// As [`tiles`]'s; the group holds the block.
 #[inline(always)]
 unsafe fn tile<S: IntSimd, K: Kind, const C: usize>(
     job: &Job<'_>,
@@ -123,21 +125,24 @@ unsafe fn tile<S: IntSimd, K: Kind, const C: usize>(
     n: usize,
     count: usize,
 ) {
-    let rows: [&[i8]; C] = std::array::from_fn(|c| &x.q(m + c, k.start)[..k.len()]);
+    let rows: [_; C] = std::array::from_fn(|c| x.row(m + c));
     // SAFETY: the caller's.
     let mut acc = [unsafe { S::splat(0.0) }; C];
     for b in 0..k.len() / 32 {
-        let q = group.q[b * 8..b * 8 + 8].as_ptr().cast();
-        let sub = b * (32 / K::SUB_BLOCK);
-        let (d, mins) = (group.d[sub..].as_ptr().cast(), group.m[sub..].as_ptr().cast());
-        // SAFETY: eight vectors of weights by the slice; 32 activation bytes from b · 32 of rows as long as
-        // the block; one or two sub-blocks of scales follow `sub`.
+        let q = group.q[b * 8..b * 8 + 8].as_ptr().cast::<u8>();
+        let (d, mins) = (&group.d[2 * b..2 * b + 2], &group.m[2 * b..2 * b + 2]);
+        let at = k.start / 32 + b;
+        // SAFETY: eight vectors of weights by the slice; 32 bytes of each activation row.
         unsafe {
-            let bytes = rows.map(|r| r.as_ptr().add(b * 32));
-            let sums = S::panel_dot(q, bytes, K::SIGNED, K::PAIRS);
+            let xs: [*const i8; C] = std::array::from_fn(|c| rows[c].q[at].as_ptr());
+            let half = |q: *const u8| std::array::from_fn(|j| S::load_bytes(q.add(32 * j)));
+            let low = S::dot(half(q), xs, K::SIGNED, K::PAIRS);
+            let high = S::dot(half(q.add(128)), xs.map(|x| x.add(16)), K::SIGNED, K::PAIRS);
+            let load = |s: &[[f32; ROWS]]| [S::load(s[0].as_ptr()), S::load(s[1].as_ptr())];
+            let scales = Scales { d: load(d), m: load(mins) };
             for c in 0..C {
-                let (dx, s) = x.scales(m + c, k.start / 32 + b);
-                acc[c] = S::add(acc[c], contribution::<S, K>(sums[c], d, mins, s, dx));
+                let (dx, s) = (rows[c].d[at], rows[c].s[at]);
+                acc[c] = S::add(acc[c], contribution::<S, K>((low[c], high[c]), scales, s, dx));
             }
         }
     }

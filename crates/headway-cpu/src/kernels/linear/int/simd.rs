@@ -1,6 +1,8 @@
 //! The vectors of the integer kernels: eight lanes, one a weight row, for each instruction set. All
 //! give the same bits. Not for float32 weights: see the parent's `simd`.
 
+use headway_tensor::quant::half_bits::f16_to_f32;
+
 /// Eight lanes of int32 and of float32. All functions are to be inlined into code that is compiled for
 /// the instruction set.
 ///
@@ -12,6 +14,8 @@ pub(in super::super) trait IntSimd {
     type I: Copy;
     /// Eight float32.
     type F: Copy;
+    /// 32 bytes, four of them a lane.
+    type B: Copy;
     /// Activation rows of a register tile, at most 4.
     const COLS: usize;
     /// Exact below 2^24.
@@ -26,19 +30,31 @@ pub(in super::super) trait IntSimd {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// Lane-wise sum, rounded.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
-    /// Of eight rows of 32 bytes, `stride` apart, the products with the 32 bytes of `x`, summed over the
-    /// first 16 and over the last 16. `signed`: the rows' bytes are signed.
-    unsafe fn rows_dot(q: *const u8, stride: usize, x: *const i8, signed: bool) -> (Self::I, Self::I);
-    /// The same for eight vectors of `[row][4 elements]` (256 bytes) and C rows of 32 bytes. At most
-    /// `pairs` vectors of products in pairs are added in 16 bits.
-    unsafe fn panel_dot<const C: usize>(
-        q: *const u8,
+    /// Reads eight binary16.
+    unsafe fn load_halves(p: *const u8) -> Self::F;
+    /// Reads eight unsigned bytes.
+    unsafe fn load_unsigned(p: *const u8) -> Self::F;
+    /// Reads eight signed bytes.
+    unsafe fn load_signed(p: *const u8) -> Self::F;
+    /// Reads eight bytes: their low and their high nibbles.
+    unsafe fn load_nibbles(p: *const u8) -> (Self::F, Self::F);
+    /// Reads 32 bytes.
+    unsafe fn load_bytes(p: *const u8) -> Self::B;
+    /// Writes 32 bytes.
+    unsafe fn store_bytes(v: Self::B, p: *mut u8);
+    /// The bits of `mask` in each byte, after a shift right by `SHIFT` (left where it is negative), by
+    /// which no bit of `mask` may come from a neighbouring byte.
+    unsafe fn field<const SHIFT: i32>(v: Self::B, mask: u8) -> Self::B;
+    /// All bits of both.
+    unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    /// Four vectors of `[row][4 elements]` times C rows of 16 bytes, summed. At most `pairs` vectors of
+    /// products in pairs are added in 16 bits. `signed`: the vectors' bytes are signed.
+    unsafe fn dot<const C: usize>(
+        q: [Self::B; 4],
         x: [*const i8; C],
         signed: bool,
         pairs: usize,
-    ) -> [(Self::I, Self::I); C];
-    /// Eight rows of 32 bytes, `stride` apart, as eight vectors of `[row][4 elements]`.
-    unsafe fn interleave(q: *const u8, stride: usize, out: *mut u8);
+    ) -> [Self::I; C];
 }
 
 /// Plain Rust: the reference, and what other processors get.
@@ -53,6 +69,7 @@ fn product(q: u8, x: i8, signed: bool) -> i32 {
 impl IntSimd for Plain {
     type I = [i32; 8];
     type F = [f32; 8];
+    type B = [u32; 8];
     const COLS: usize = 4;
 
     #[inline(always)]
@@ -88,52 +105,73 @@ impl IntSimd for Plain {
     }
 
     #[inline(always)]
-    unsafe fn rows_dot(q: *const u8, stride: usize, x: *const i8, signed: bool) -> ([i32; 8], [i32; 8]) {
-        // SAFETY: the caller's: 32 bytes.
-        let x = unsafe { x.cast::<[i8; 32]>().read_unaligned() };
-        let (mut low, mut high) = ([0; 8], [0; 8]);
-        for r in 0..8 {
-            // SAFETY: the caller's: 32 bytes of each row.
-            let q = unsafe { q.add(r * stride).cast::<[u8; 32]>().read_unaligned() };
-            low[r] = (0..16).map(|i| product(q[i], x[i], signed)).sum();
-            high[r] = (16..32).map(|i| product(q[i], x[i], signed)).sum();
-        }
-        (low, high)
+    unsafe fn load_halves(p: *const u8) -> [f32; 8] {
+        // SAFETY: the caller's.
+        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        bits.map(|b| f16_to_f32(u16::from_le(b)))
     }
 
     #[inline(always)]
-    unsafe fn panel_dot<const C: usize>(
-        q: *const u8,
+    unsafe fn load_unsigned(p: *const u8) -> [f32; 8] {
+        // SAFETY: the caller's.
+        unsafe { p.cast::<[u8; 8]>().read() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_signed(p: *const u8) -> [f32; 8] {
+        // SAFETY: the caller's.
+        unsafe { p.cast::<[i8; 8]>().read() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> ([f32; 8], [f32; 8]) {
+        // SAFETY: the caller's.
+        let bytes = unsafe { p.cast::<[u8; 8]>().read() };
+        (bytes.map(|b| f32::from(b & 15)), bytes.map(|b| f32::from(b >> 4)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> [u32; 8] {
+        // SAFETY: the caller's.
+        unsafe { p.cast::<[u32; 8]>().read_unaligned() }.map(u32::from_le)
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(v: [u32; 8], p: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { p.cast::<[u32; 8]>().write_unaligned(v.map(u32::to_le)) }
+    }
+
+    #[inline(always)]
+    unsafe fn field<const SHIFT: i32>(v: [u32; 8], mask: u8) -> [u32; 8] {
+        let mask = u32::from_ne_bytes([mask; 4]);
+        v.map(|v| (if SHIFT < 0 { v << -SHIFT } else { v >> SHIFT }) & mask)
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: [u32; 8], b: [u32; 8]) -> [u32; 8] {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const C: usize>(
+        q: [[u32; 8]; 4],
         x: [*const i8; C],
         signed: bool,
         _: usize,
-    ) -> [([i32; 8], [i32; 8]); C] {
-        // SAFETY: the caller's: 256 bytes.
-        let q = unsafe { q.cast::<[[[u8; 4]; 8]; 8]>().read_unaligned() };
+    ) -> [[i32; 8]; C] {
+        let q = q.map(|q| q.map(u32::to_le_bytes));
         x.map(|x| {
-            // SAFETY: the caller's: 32 bytes.
-            let x = unsafe { x.cast::<[[i8; 4]; 8]>().read_unaligned() };
-            let mut sums = [[0i32; 8]; 2];
-            for (j, (q, x)) in q.iter().zip(&x).enumerate() {
-                for (sum, q) in sums[j / 4].iter_mut().zip(q) {
+            // SAFETY: the caller's: 16 bytes.
+            let x = unsafe { x.cast::<[[i8; 4]; 4]>().read() };
+            let mut sums = [0i32; 8];
+            for (q, x) in q.iter().zip(&x) {
+                for (sum, q) in sums.iter_mut().zip(q) {
                     *sum += (0..4).map(|i| product(q[i], x[i], signed)).sum::<i32>();
                 }
             }
-            (sums[0], sums[1])
+            sums
         })
-    }
-
-    #[inline(always)]
-    unsafe fn interleave(q: *const u8, stride: usize, out: *mut u8) {
-        for r in 0..8 {
-            // SAFETY: the caller's: 32 bytes of each row, 256 bytes of output.
-            unsafe {
-                let row = q.add(r * stride).cast::<[[u8; 4]; 8]>().read_unaligned();
-                for (j, four) in row.into_iter().enumerate() {
-                    out.add(j * 32 + r * 4).cast::<[u8; 4]>().write_unaligned(four);
-                }
-            }
-        }
     }
 }
 
@@ -152,6 +190,7 @@ mod x86 {
         () => {
             type I = __m256i;
             type F = __m256;
+            type B = __m256i;
 
             #[inline(always)]
             unsafe fn to_float(a: __m256i) -> __m256 {
@@ -190,35 +229,62 @@ mod x86 {
             }
 
             #[inline(always)]
-            unsafe fn rows_dot(
-                q: *const u8,
-                stride: usize,
-                x: *const i8,
-                signed: bool,
-            ) -> (__m256i, __m256i) {
-                // SAFETY: the caller's: 32 bytes of each row and of x.
+            unsafe fn load_halves(p: *const u8) -> __m256 {
+                // SAFETY: the caller's: 16 readable bytes; the processor has F16C.
+                unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_unsigned(p: *const u8) -> __m256 {
+                // SAFETY: the caller's: 8 readable bytes.
+                unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_signed(p: *const u8) -> __m256 {
+                // SAFETY: the caller's: 8 readable bytes.
+                unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_nibbles(p: *const u8) -> (__m256, __m256) {
+                // SAFETY: the caller's: 8 readable bytes.
                 unsafe {
-                    let x = _mm256_loadu_si256(x.cast());
-                    let t: [__m256i; 8] = std::array::from_fn(|r| {
-                        let q = _mm256_loadu_si256(q.add(r * stride).cast());
-                        let (q, x) = if signed { magnitude(q, x) } else { (q, x) };
-                        Self::fours(q, x)
-                    });
-                    let a = _mm256_hadd_epi32(_mm256_hadd_epi32(t[0], t[1]), _mm256_hadd_epi32(t[2], t[3]));
-                    let b = _mm256_hadd_epi32(_mm256_hadd_epi32(t[4], t[5]), _mm256_hadd_epi32(t[6], t[7]));
-                    (_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b))
+                    let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+                    let low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+                    (_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(bytes)))
                 }
             }
 
             #[inline(always)]
-            unsafe fn interleave(q: *const u8, stride: usize, out: *mut u8) {
-                // SAFETY: the caller's: 32 bytes of each row, 256 bytes of output.
+            unsafe fn load_bytes(p: *const u8) -> __m256i {
+                // SAFETY: the caller's: 32 readable bytes.
+                unsafe { _mm256_loadu_si256(p.cast()) }
+            }
+
+            #[inline(always)]
+            unsafe fn store_bytes(v: __m256i, p: *mut u8) {
+                // SAFETY: the caller's: 32 writable bytes.
+                unsafe { _mm256_storeu_si256(p.cast(), v) }
+            }
+
+            #[inline(always)]
+            unsafe fn field<const SHIFT: i32>(v: __m256i, mask: u8) -> __m256i {
+                // SAFETY: the caller's: the processor has AVX2. The count is a constant.
                 unsafe {
-                    let rows = std::array::from_fn(|r| _mm256_loadu_si256(q.add(r * stride).cast()));
-                    for (j, v) in transpose(rows).into_iter().enumerate() {
-                        _mm256_storeu_si256(out.add(j * 32).cast(), v);
-                    }
+                    let v = match SHIFT {
+                        0 => v,
+                        1.. => _mm256_srl_epi16(v, _mm_cvtsi32_si128(SHIFT)),
+                        _ => _mm256_sll_epi16(v, _mm_cvtsi32_si128(-SHIFT)),
+                    };
+                    _mm256_and_si256(v, _mm256_set1_epi8(mask.cast_signed()))
                 }
+            }
+
+            #[inline(always)]
+            unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+                // SAFETY: the caller's: the processor has AVX2.
+                unsafe { _mm256_or_si256(a, b) }
             }
         };
     }
@@ -231,33 +297,6 @@ mod x86 {
     unsafe fn magnitude(q: __m256i, x: __m256i) -> (__m256i, __m256i) {
         // SAFETY: the caller's.
         unsafe { (_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)) }
-    }
-
-    /// Eight rows of eight int32, transposed.
-    ///
-    /// # Safety
-    /// The processor has AVX2.
-    #[inline(always)]
-    unsafe fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
-        // SAFETY: the caller's.
-        unsafe {
-            let pair = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-            let quad = |a, b| (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-            let ((a0, a1), (b0, b1)) = (pair(r[0], r[1]), pair(r[2], r[3]));
-            let ((c0, c1), (d0, d1)) = (pair(r[4], r[5]), pair(r[6], r[7]));
-            let ((e0, e1), (e2, e3)) = (quad(a0, b0), quad(a1, b1));
-            let ((f0, f1), (f2, f3)) = (quad(c0, d0), quad(c1, d1));
-            [
-                _mm256_permute2x128_si256::<0x20>(e0, f0),
-                _mm256_permute2x128_si256::<0x20>(e1, f1),
-                _mm256_permute2x128_si256::<0x20>(e2, f2),
-                _mm256_permute2x128_si256::<0x20>(e3, f3),
-                _mm256_permute2x128_si256::<0x31>(e0, f0),
-                _mm256_permute2x128_si256::<0x31>(e1, f1),
-                _mm256_permute2x128_si256::<0x31>(e2, f2),
-                _mm256_permute2x128_si256::<0x31>(e3, f3),
-            ]
-        }
     }
 
     /// Four bytes in all lanes.
@@ -273,40 +312,27 @@ mod x86 {
     /// AVX2.
     pub(in super::super::super) struct Avx2;
 
-    impl Avx2 {
-        /// Products of bytes, summed in fours. Pairs are summed in 16 bits, which hold them for every
-        /// format (2 · 127 · 128 at most).
-        ///
-        /// # Safety
-        /// The processor has AVX2.
-        #[inline(always)]
-        unsafe fn fours(q: __m256i, x: __m256i) -> __m256i {
-            // SAFETY: the caller's.
-            unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(q, x), _mm256_set1_epi16(1)) }
-        }
+    impl IntSimd for Avx2 {
+        const COLS: usize = 4;
+        shared!();
 
-        /// Four vectors of weights with C activation rows.
-        ///
-        /// # Safety
-        /// As [`IntSimd::panel_dot`]'s, for 128 and 16 bytes.
         #[inline(always)]
-        unsafe fn half<const C: usize>(
-            q: *const u8,
+        unsafe fn dot<const C: usize>(
+            q: [__m256i; 4],
             x: [*const i8; C],
             signed: bool,
             pairs: usize,
         ) -> [__m256i; C] {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's: 16 bytes of each activation row.
             unsafe {
                 let mut total = [_mm256_setzero_si256(); C];
                 for first in (0..4).step_by(pairs.min(4)) {
                     let mut part = [_mm256_setzero_si256(); C];
                     for j in first..(first + pairs).min(4) {
-                        let w = _mm256_loadu_si256(q.add(j * 32).cast());
                         for c in 0..C {
-                            let xv = broadcast(x[c].add(j * 4));
-                            let (w, xv) = if signed { magnitude(w, xv) } else { (w, xv) };
-                            part[c] = _mm256_add_epi16(part[c], _mm256_maddubs_epi16(w, xv));
+                            let x = broadcast(x[c].add(j * 4));
+                            let (q, x) = if signed { magnitude(q[j], x) } else { (q[j], x) };
+                            part[c] = _mm256_add_epi16(part[c], _mm256_maddubs_epi16(q, x));
                         }
                     }
                     for c in 0..C {
@@ -319,78 +345,31 @@ mod x86 {
         }
     }
 
-    impl IntSimd for Avx2 {
-        const COLS: usize = 4;
-        shared!();
-
-        #[inline(always)]
-        unsafe fn panel_dot<const C: usize>(
-            q: *const u8,
-            x: [*const i8; C],
-            signed: bool,
-            pairs: usize,
-        ) -> [(__m256i, __m256i); C] {
-            // SAFETY: the caller's: 256 bytes of weights and 32 of each activation row.
-            unsafe {
-                let low = Self::half(q, x, signed, pairs);
-                let high = Self::half(q.add(128), x.map(|x| x.add(16)), signed, pairs);
-                std::array::from_fn(|c| (low[c], high[c]))
-            }
-        }
-    }
-
     /// AVX-512 VL with VNNI.
     pub(in super::super::super) struct Vnni;
-
-    impl Vnni {
-        /// Products of bytes, summed in fours.
-        ///
-        /// # Safety
-        /// The processor has AVX-512 VL and VNNI.
-        #[inline(always)]
-        unsafe fn fours(q: __m256i, x: __m256i) -> __m256i {
-            // SAFETY: the caller's.
-            unsafe { _mm256_dpbusd_epi32(_mm256_setzero_si256(), q, x) }
-        }
-
-        /// Four vectors of weights with C activation rows.
-        ///
-        /// # Safety
-        /// As [`IntSimd::panel_dot`]'s, for 128 and 16 bytes.
-        #[inline(always)]
-        unsafe fn half<const C: usize>(q: *const u8, x: [*const i8; C], signed: bool) -> [__m256i; C] {
-            // SAFETY: the caller's.
-            unsafe {
-                let mut total = [_mm256_setzero_si256(); C];
-                for j in 0..4 {
-                    let w = _mm256_loadu_si256(q.add(j * 32).cast());
-                    for c in 0..C {
-                        let xv = broadcast(x[c].add(j * 4));
-                        let (w, xv) = if signed { magnitude(w, xv) } else { (w, xv) };
-                        total[c] = _mm256_dpbusd_epi32(total[c], w, xv);
-                    }
-                }
-                total
-            }
-        }
-    }
 
     impl IntSimd for Vnni {
         const COLS: usize = 4;
         shared!();
 
         #[inline(always)]
-        unsafe fn panel_dot<const C: usize>(
-            q: *const u8,
+        unsafe fn dot<const C: usize>(
+            q: [__m256i; 4],
             x: [*const i8; C],
             signed: bool,
             _: usize,
-        ) -> [(__m256i, __m256i); C] {
-            // SAFETY: the caller's: 256 bytes of weights and 32 of each activation row.
+        ) -> [__m256i; C] {
+            // SAFETY: the caller's: 16 bytes of each activation row.
             unsafe {
-                let low = Self::half(q, x, signed);
-                let high = Self::half(q.add(128), x.map(|x| x.add(16)), signed);
-                std::array::from_fn(|c| (low[c], high[c]))
+                let mut total = [_mm256_setzero_si256(); C];
+                for (j, q) in q.into_iter().enumerate() {
+                    for c in 0..C {
+                        let x = broadcast(x[c].add(j * 4));
+                        let (q, x) = if signed { magnitude(q, x) } else { (q, x) };
+                        total[c] = _mm256_dpbusd_epi32(total[c], q, x);
+                    }
+                }
+                total
             }
         }
     }

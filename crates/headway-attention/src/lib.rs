@@ -53,6 +53,15 @@ pub use step::{
     common::{BuildHints, Causal, CommonAttentionMetadata, StepInputs},
 };
 
+/// What the examples of this crate run on: a backend with its three classes, and one step's inputs. To run an
+/// example elsewhere, put this text into a `mod example` beside it.
+///
+/// ```
+#[doc = include_str!("../docs/example.rs")]
+/// ```
+#[cfg(doc)]
+pub mod example {}
+
 /// The version of this contract. A plugin writes the number that it was built for in
 /// [`AttentionBackend::CONTRACT`]; the registry refuses another.
 pub const CONTRACT_VERSION: u32 = 1;

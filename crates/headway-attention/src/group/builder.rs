@@ -98,13 +98,13 @@ pub struct DecodeSplit {
 /// Builds a group's metadata, once a step.
 ///
 /// Metadata owns what it refers to (views into the builder's persistent buffers), depends on the
-/// batch, and never on the layer.
+/// batch, and never on the layer. `Host` is the one of [`example`](crate::example).
 ///
 /// ```
 /// use headway_attention::*;
 /// use headway_tensor::{DType, Dual, View};
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # use example::Host;
+/// use example::Host;
 /// struct Lengths;
 /// struct LengthsMetadata {
 ///     seq_lens: View<i32>,

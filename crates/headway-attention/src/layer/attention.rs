@@ -58,13 +58,13 @@ pub struct Qkv<'a> {
 }
 
 /// One layer of softmax attention: writes new keys and values into the cache, and runs the kernel.
-/// Stores nothing between steps.
+/// Stores nothing between steps. `Host` is the one of [`example`](crate::example).
 ///
 /// ```
 /// use headway_attention::*;
 /// use headway_tensor::{TensorMut, View};
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # use example::Host;
+/// use example::Host;
 /// /// Attention to nothing: copies the queries.
 /// struct Copy;
 /// impl LayerImpl for Copy {
@@ -149,6 +149,28 @@ pub trait AttentionImpl: LayerImpl {
 }
 
 /// The object-safe twin of [`AttentionImpl`].
+///
+/// `Layer`, which copies the queries, and what it is called with are those of [`example`](crate::example).
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::{Host, Layer, args, builder, cache, step};
+/// use headway_attention::*;
+/// use headway_tensor::{TensorMut, TensorRef};
+/// let LayerKernel::Standard(layer) = <Layer as EraseAs<Standard>>::erase(&args(), &())? else { unreachable!() };
+/// let (handle, mut cache) = cache()?;
+/// let (rows, mut out) = ([1f32, 2.0, 3.0, 4.0], [9f32; 4]);
+/// let x = TensorRef::from_host(&rows, &[4, 1, 1])?;
+/// let x = Qkv { q: x, k: x, v: x };
+/// let mut run = |entry: &StepEntry| -> Result<[f32; 4]> {
+///     let view = TensorMut::from_host(&mut out, &[4, 1, 1])?;
+///     layer.run(&Host, &x, &mut handle.on(&mut cache), entry, view)?;
+///     Ok(out)
+/// };
+/// assert_eq!(run(&StepEntry::profile_run(4))?, [0.0; 4]);
+/// assert_eq!(run(&builder()?.build(&Host, &step()?, false)?)?, rows);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait DynAttention: Send + Sync {
     /// Cache write where the layer owns its cache, then the kernel. An entry without metadata (the
     /// profile run) fills `out` with zeros and touches no cache.

@@ -40,13 +40,14 @@ pub struct MlaArgs<'a> {
 }
 
 /// One layer of latent attention. The first `decode_tokens` rows of a step go to `forward_mqa`
-/// over the compressed cache, the rest to `forward_mha`, which expands keys and values.
+/// over the compressed cache, the rest to `forward_mha`, which expands keys and values. `Host` and
+/// `Projection`, a linear layer from 4 to 8, are those of [`example`](crate::example).
 ///
 /// ```
 /// use headway_attention::*;
 /// use headway_tensor::{TensorMut, TensorRef, View};
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # use example::Host;
+/// use example::{Host, Projection};
 /// /// Marks which half a row went through.
 /// struct Marks;
 /// impl LayerImpl for Marks {
@@ -75,15 +76,9 @@ pub struct MlaArgs<'a> {
 ///         Ok(())
 ///     }
 /// }
-/// # struct Proj;
-/// # impl headway_tensor::Linear for Proj {
-/// #     fn in_features(&self) -> usize { 4 }
-/// #     fn out_features(&self) -> usize { 8 }
-/// #     fn bytes(&self) -> usize { 0 }
-/// # }
 /// let args = MlaArgs {
 ///     layer: AttnLayer(0), num_heads: 1, kv_lora_rank: 4, qk_nope_head_dim: 4, qk_rope_head_dim: 2,
-///     v_head_dim: 4, scale: 1.0, kv_b_proj: &Proj,
+///     v_head_dim: 4, scale: 1.0, kv_b_proj: &Projection,
 ///     dtype: headway_tensor::DType::F32, kv_cache_dtype: headway_tensor::DType::F32,
 /// };
 /// let _layer = Marks::new(&args, &())?;
@@ -137,6 +132,25 @@ pub trait MlaImpl: LayerImpl {
 }
 
 /// The object-safe twin of [`MlaImpl`].
+///
+/// `Latent` fills the rows of `forward_mqa` with 1 and those of `forward_mha` with 2; it and the step, one decode
+/// token and a prefill of three, are in [`example`](crate::example).
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::{Host, Latent, builder, cache, mla_args, step};
+/// use headway_attention::*;
+/// use headway_tensor::{TensorMut, TensorRef};
+/// let LayerKernel::Mla(layer) = <Latent as EraseAs<Mla>>::erase(&mla_args(), &())? else { unreachable!() };
+/// let (handle, mut cache) = cache()?;
+/// let (rows, mut out) = ([0f32; 4], [9f32; 4]);
+/// let (q, latent) = (TensorRef::from_host(&rows, &[4, 1, 1])?, TensorRef::from_host(&rows, &[4, 1])?);
+/// let entry = builder()?.build(&Host, &step()?, false)?;
+/// let view = TensorMut::from_host(&mut out, &[4, 1])?;
+/// layer.run(&Host, q, latent, &mut handle.on(&mut cache), &entry, view)?;
+/// assert_eq!(out, [1.0, 2.0, 2.0, 2.0]);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait DynMla: Send + Sync {
     /// Cache write, then the two halves of the step. q is `[num_tokens, num_heads, qk_head_dim]`,
     /// latent `[num_tokens, kv_lora_rank + qk_rope_head_dim]`, out `[num_tokens, num_heads x v_head_dim]`.

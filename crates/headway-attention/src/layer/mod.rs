@@ -17,6 +17,19 @@ use headway_tensor::Exec;
 pub struct AttnLayer(pub u32);
 
 /// A kind of layer: what its impl's constructor gets.
+///
+/// ```
+/// use headway_attention::{ImplKind, KindTag, Mla, MlaArgs, Standard};
+/// /// Heads on this rank, as the constructor of an MLA layer gets them.
+/// fn heads(args: &<Mla as ImplKind>::Args<'_>) -> usize {
+///     let args: &MlaArgs<'_> = args;
+///     args.num_heads
+/// }
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// # let args = example::mla_args();
+/// assert_eq!(heads(&args), 1); // `args`: a layer of one head
+/// assert_eq!((Standard::TAG, Mla::TAG), (KindTag::Standard, KindTag::Mla));
+/// ```
 pub trait ImplKind: 'static {
     /// The kind as a value.
     const TAG: KindTag;
@@ -24,7 +37,25 @@ pub trait ImplKind: 'static {
     type Args<'a>;
 }
 
-/// What every impl, of every kind, names.
+/// What every impl, of every kind, names. `Host` is the one of [`example`](crate::example).
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::Host;
+/// use headway_attention::{AttentionError, LayerImpl};
+/// use headway_tensor::TensorMut;
+/// struct Layer;
+/// impl LayerImpl for Layer {
+///     type Exec = Host;
+///     type Config = ();
+///     type Metadata = Vec<i32>; // what the backend's builder makes
+/// }
+///
+/// let mut out = [1f32; 4];
+/// Layer.fill_zero(&Host, &mut TensorMut::from_host(&mut out, &[2, 2])?)?;
+/// assert_eq!(out, [0.0; 4]);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait LayerImpl: Sized + Send + Sync + 'static {
     /// What calls run on.
     type Exec: Exec;
@@ -76,7 +107,17 @@ impl LayerArgs<'_> {
     }
 }
 
-/// Picks a kind's arguments out of [`LayerArgs`]; `None` for another kind.
+/// Picks a kind's arguments out of [`LayerArgs`]; `None` for another kind. `args` of a layer with four heads is
+/// in [`example`](crate::example).
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::args;
+/// use headway_attention::{LayerArgs, Mla, PickArgs, Standard};
+/// let args = LayerArgs::Standard(args());
+/// assert_eq!(Standard::pick(&args).map(|a| a.num_heads), Some(4));
+/// assert!(Mla::pick(&args).is_none());
+/// ```
 pub trait PickArgs: ImplKind {
     /// The arguments, where they are of this kind.
     fn pick<'r, 'a>(args: &'r LayerArgs<'a>) -> Option<&'r Self::Args<'a>>;

@@ -46,13 +46,14 @@ pub struct StateSpaceArgs<'a> {
     pub dtype: DType,
 }
 
-/// One state-space layer: convolution and scan, with the request's state read and written.
+/// One state-space layer: convolution and scan, with the request's state read and written. `Host` is the one
+/// of [`example`](crate::example).
 ///
 /// ```
 /// use headway_attention::*;
 /// use headway_tensor::{TensorMut, TensorRef};
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # use example::Host;
+/// use example::Host;
 /// /// A state that is a running sum: block b of the cache holds the sum of the request whose block it is.
 /// struct Sum;
 /// struct States(Vec<usize>);
@@ -113,6 +114,25 @@ pub trait StateSpaceImpl: LayerImpl {
 }
 
 /// The object-safe twin of [`StateSpaceImpl`].
+///
+/// `Mixer`, which hands its input on, and what it is called with are those of [`example`](crate::example).
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::{Host, Mixer, builder, cache, state_space_args, step};
+/// use headway_attention::*;
+/// use headway_tensor::{Tensor, TensorMut, TensorRef};
+/// let weight = Tensor::from_slice(&Host, &[1f32], &[1])?;
+/// let kernel = <Mixer as EraseAs<StateSpace>>::erase(&state_space_args(&weight), &())?;
+/// let LayerKernel::StateSpace(layer) = kernel else { unreachable!() };
+/// let (handle, mut cache) = cache()?;
+/// let (rows, mut out) = ([1f32, 2.0, 3.0, 4.0], [9f32; 4]);
+/// let entry = builder()?.build(&Host, &step()?, false)?;
+/// let (x, view) = (TensorRef::from_host(&rows, &[4, 1])?, TensorMut::from_host(&mut out, &[4, 1])?);
+/// layer.run(&Host, x, &mut handle.on(&mut cache), &entry, view)?;
+/// assert_eq!(out, rows);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait DynStateSpace: Send + Sync {
     /// Runs the layer; an entry without metadata fills `out` with zeros.
     ///

@@ -11,12 +11,13 @@ use std::borrow::Borrow;
 /// The associated types tie the three together: `Impl` reads the metadata that `Builder` makes, on
 /// the `Exec` that both run on. Handing a layer another backend's metadata does not compile.
 ///
-/// `headway-cpu/src/backends/cpu_attn` is a complete one.
+/// `headway-cpu/src/backends/cpu_attn` is a complete one. `Host`, `Builder` and `Layer` of this example are
+/// written out in [`example`](crate::example).
 ///
 /// ```
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # use {example::{Builder, Host, Layer, Metadata}, headway_attention::*};
-/// use headway_attention::process::rules::KernelBlockSize;
+/// use example::{Builder, Host, Layer};
+/// use headway_attention::{process::rules::KernelBlockSize, *};
 /// /// Names the three classes; no value of it exists.
 /// enum Copying {}
 ///

@@ -38,6 +38,17 @@ impl ErasedConfig {
 }
 
 /// Turns an impl of one kind into a [`LayerKernel`]. Implemented for every impl; nothing to write.
+///
+/// `Layer` and `args` are those of [`example`](crate::example), an [`AttentionImpl`] and its arguments:
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::{Layer, args};
+/// use headway_attention::*;
+/// let kernel = <Layer as EraseAs<Standard>>::erase(&args(), &())?;
+/// assert!(matches!(kernel, LayerKernel::Standard(_)));
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait EraseAs<K: ImplKind>: LayerImpl {
     /// Constructs the impl and erases it.
     ///
@@ -153,6 +164,22 @@ impl<I: StateSpaceImpl> DynStateSpace for Shim<I> {
 
 /// The object-safe twin of [`MetadataBuilder`]: [`DynBackend::builder`] makes it, [`crate::build_step`]
 /// calls it.
+///
+/// `builder` and `step` are those of [`example`](crate::example); the step is a decode and a prefill of three
+/// tokens.
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::{Host, builder, step};
+/// use headway_attention::*;
+/// let mut builder = builder()?;
+/// let entry = builder.build(&Host, &step()?, false)?;
+/// assert_eq!((entry.num_tokens(), entry.split().decode_tokens), (4, 1));
+/// assert_eq!(entry.slot_mapping().host(), Some(&[24, 32, 33, 34][..]));
+/// // This builder can't swap a block table, and says so.
+/// assert!(builder.update_block_table(&Host, &entry, &step()?).is_err());
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait DynBuilder: Send {
     /// Builds this step's metadata; `capture` asks for [`MetadataBuilder::build_for_capture`].
     ///
@@ -196,21 +223,13 @@ impl<B: MetadataBuilder> DynBuilder for Shim<B> {
     }
 }
 
-/// The object-safe twin of [`AttentionBackend`]. The registry makes it; what start-up does with it:
+/// The object-safe twin of [`AttentionBackend`]. The registry makes it; what start-up does with it
+/// (`Copying` and `Host` are those of [`example`](crate::example)):
 ///
 /// ```
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # use {example::{Builder, Host, Layer, Metadata}, headway_attention::*};
-/// # enum Copying {}
-/// # impl AttentionBackend for Copying {
-/// #     const CONTRACT: u32 = 1;
-/// #     type Exec = Host;
-/// #     type Kind = Standard;
-/// #     type Config = ();
-/// #     type Builder = Builder;
-/// #     type Impl = Layer;
-/// #     fn rules() -> RuleBook { RuleBook { name: "COPYING".into(), ..RuleBook::default() } }
-/// # }
+/// use example::{Copying, Host};
+/// use headway_attention::*;
 /// use headway_tensor::DType;
 /// let mut registry = Registry::default();
 /// registry.register::<Copying>()?;

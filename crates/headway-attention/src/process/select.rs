@@ -7,6 +7,30 @@ use serde::Serialize;
 use std::sync::Arc;
 
 /// What selection asks of a candidate: a backend of the registry, or an entry of the catalogue.
+///
+/// ```
+/// use headway_attention::{process::select::{Candidate, choose}, *};
+/// /// A rule book of a list, and whether its library is installed.
+/// struct Listed(RuleBook, bool);
+/// impl Candidate for Listed {
+///     fn rules(&self) -> &RuleBook {
+///         &self.0
+///     }
+///     fn combination(&self, _: &LayerNeed) -> Option<Refusal> {
+///         None
+///     }
+///     fn unavailable(&self) -> Option<Refusal> {
+///         (!self.1).then(|| "its library is missing".into())
+///     }
+/// }
+///
+/// let listed = |name: &'static str, there| Listed(RuleBook { name: name.into(), ..RuleBook::default() }, there);
+/// let need = LayerNeed::default();
+/// let choice = choose(&[listed("FAST", false), listed("PLAIN", true)], "layer 0", &need, None)?;
+/// assert_eq!((choice.chosen, choice.refused[0].backend.as_str()), (1, "FAST"));
+/// assert_eq!(choice.refused[0].reasons, ["its library is missing".into()]);
+/// # Ok::<(), AttentionError>(())
+/// ```
 pub trait Candidate {
     /// The rule book.
     fn rules(&self) -> &RuleBook;

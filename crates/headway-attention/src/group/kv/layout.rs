@@ -8,7 +8,30 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// A KV cache layout over the logical axes L (layer), B (block), H (head slot), N (token in the
-/// block), C (content: a head's key and value), outermost first.
+/// block), C (content), outermost first.
+///
+/// # Content
+/// C is a run of bytes of one token in one head slot: [`AttentionSpec::state_content_size_bytes`] of them.
+///
+/// | cache | C holds, in this order |
+/// |---|---|
+/// | attention | the head's key (`head_size` elements), then its value (`head_size_v` elements) |
+/// | MLA (one head slot) | the latent (`kv_lora_rank`), then the rotary part of the key (`qk_rope_head_dim`); a packed [`AttentionSpec::cache_format`] has an order of its own |
+/// | state space (one head slot, one token) | the state tensors, in the order of [`MambaSpec::shapes`] |
+///
+/// So in a page laid out as N, H, C the element `i` of the value of head `h` at token `n` is element
+/// `(n * num_kv_heads + h) * (head_size + head_size_v) + head_size + i`.
+///
+/// # What binds a kernel
+/// Nobody but the backend's own layers reads inside a page. What others rely on is where pages begin and how
+/// long they are, and, where the layout is [block-contiguous](Self::is_block_contiguous), where in a page each
+/// head's region begins. Inside the smallest of these regions a kernel may store keys and values in any order of
+/// the same size. `CPU_ATTN` does: in the region of a block and head all keys come first, 16 tokens side by side
+/// (`[block_size / 16, head_size, 16]`), then all values (`[block_size, head_size_v]`).
+///
+/// [`AttentionSpec::state_content_size_bytes`]: crate::AttentionSpec::state_content_size_bytes
+/// [`AttentionSpec::cache_format`]: crate::AttentionSpec::cache_format
+/// [`MambaSpec::shapes`]: crate::MambaSpec::shapes
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default, Serialize, Deserialize)]
 pub enum KvCacheLayout {
     /// Layer, block, token, head; also called NHD.

@@ -76,6 +76,19 @@ impl fmt::Display for DType {
 }
 
 /// A Rust type that is the element of a [`DType`].
+///
+/// ```
+/// use headway_tensor::{DType, Element};
+/// /// Values as a tensor of `T` would hold them.
+/// fn through<T: Element>(values: &[f32]) -> (DType, Vec<f32>) {
+///     (T::DTYPE, values.iter().map(|&x| T::from_f32(x).to_f32()).collect())
+/// }
+///
+/// assert_eq!(through::<f32>(&[1.75, -2.5]), (DType::F32, vec![1.75, -2.5]));
+/// assert_eq!(through::<i32>(&[1.75, -2.5]), (DType::I32, vec![1.0, -2.0]));
+/// // 8 bits of precision: 257 lies half-way between 256 and 258, and the tie goes to the even one.
+/// assert_eq!(through::<half::bf16>(&[257.0]), (DType::BF16, vec![256.0]));
+/// ```
 pub trait Element: bytemuck::Pod + Send + Sync + 'static {
     /// The dtype whose elements are values of this type.
     const DTYPE: DType;

@@ -8,6 +8,14 @@
 pub mod dlpack;
 pub mod dtype;
 pub mod error;
+/// What the examples of [`Linear`] and [`Ops`] run on: a device in a few lines. To run an example elsewhere, put
+/// this text into a `mod example` beside it. The host's real operations are `CpuExec` of `headway-cpu`.
+///
+/// ```
+#[doc = include_str!("../docs/example.rs")]
+/// ```
+#[cfg(doc)]
+pub mod example {}
 pub mod fp8;
 pub mod memory;
 pub mod ops;

@@ -26,11 +26,59 @@ impl fmt::Display for Device {
     }
 }
 
-/// Plain data that step inputs are made of.
+/// Plain data that step inputs are made of. Implemented for every type that can be one; nothing to write.
+///
+/// ```
+/// use headway_tensor::{Pod, View};
+/// /// A view of `n` values of any such type.
+/// fn blank<T: Pod>(n: usize) -> View<T> {
+///     View::from_vec(vec![T::default(); n])
+/// }
+///
+/// assert_eq!(blank::<i32>(2).host(), Some(&[0, 0][..]));
+/// assert_eq!(blank::<[f32; 2]>(1).host(), Some(&[[0.0, 0.0]][..]));
+/// ```
 pub trait Pod: bytemuck::Pod + Default + Send + Sync + fmt::Debug + 'static {}
 impl<T: bytemuck::Pod + Default + Send + Sync + fmt::Debug + 'static> Pod for T {}
 
 /// One device allocation. Freeing is stream-ordered, in `Drop`.
+///
+/// ```
+/// use headway_tensor::{DType, Device, DeviceMem, Exec, Tensor};
+/// use std::sync::Arc;
+/// const NPU: Device = Device { kind: "npu", index: 0 };
+/// /// Memory of a device that is not there: an address and a length.
+/// #[derive(Debug)]
+/// struct Region(u64, usize);
+/// impl DeviceMem for Region {
+///     fn device(&self) -> Device {
+///         NPU
+///     }
+///     fn addr(&self) -> u64 {
+///         self.0
+///     }
+///     fn bytes(&self) -> usize {
+///         self.1
+///     }
+/// }
+/// struct Npu;
+/// impl Exec for Npu {
+///     fn device(&self) -> Device {
+///         NPU
+///     }
+///     fn alloc(&self, bytes: usize) -> Option<Arc<dyn DeviceMem>> {
+///         Some(Arc::new(Region(0x1000, bytes)))
+///     }
+///     fn upload(&self, dst: &Arc<dyn DeviceMem>, offset: usize, src: &[u8]) {
+///         assert!(offset + src.len() <= dst.bytes()); // and a copy, on a real device
+///     }
+/// }
+///
+/// let tensor = Tensor::zeros(&Npu, DType::F32, &[2, 3])?;
+/// assert_eq!(tensor.view().rows(1..2)?.device_addr(), Some(0x1000 + 12));
+/// assert!(tensor.host::<f32>().is_err()); // not the host's to read
+/// # Ok::<(), headway_tensor::TensorError>(())
+/// ```
 pub trait DeviceMem: Send + Sync + Any + fmt::Debug {
     /// The device that holds the memory.
     fn device(&self) -> Device;
@@ -40,9 +88,35 @@ pub trait DeviceMem: Send + Sync + Any + fmt::Debug {
     fn bytes(&self) -> usize;
 }
 
-/// What a kernel call needs from its device: a stream or a thread pool. One thread drives a step,
-/// so an implementation is `Send` but need not be `Sync`. Upcasts to `dyn Any`: the erasing layer of
-/// the contract downcasts it once to the backend's own type.
+/// What a kernel call needs from its device: a stream or a thread pool. One thread drives a step, so
+/// the trait asks for neither `Send` nor `Sync`; an engine that holds a `dyn Exec` stays on the thread
+/// that opened it. Upcasts to `dyn Any`: the erasing layer of the contract downcasts it once to the
+/// backend's own type.
+///
+/// ```
+/// use headway_tensor::{Device, DeviceMem, Exec, Tensor};
+/// use std::{any::Any, sync::Arc};
+/// /// The host, with a number of threads.
+/// struct Threads(usize);
+/// impl Exec for Threads {
+///     fn device(&self) -> Device {
+///         Device::CPU
+///     }
+///     fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
+///         None // host memory is this device's memory
+///     }
+///     fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {
+///         unreachable!("alloc gives no device memory to copy to")
+///     }
+/// }
+///
+/// let cx: &dyn Exec = &Threads(4);
+/// let tensor = Tensor::from_slice(cx, &[1f32, 2.0], &[2])?;
+/// assert_eq!((tensor.host::<f32>()?, cx.capturing()), (&[1.0, 2.0][..], false));
+/// let threads = (cx as &dyn Any).downcast_ref::<Threads>().map(|t| t.0);
+/// assert_eq!(threads, Some(4));
+/// # Ok::<(), headway_tensor::TensorError>(())
+/// ```
 pub trait Exec: Any {
     /// The device that calls run on.
     fn device(&self) -> Device;

@@ -34,6 +34,22 @@ pub struct LinearPart {
 }
 
 /// A loaded linear layer in a device's own form (packed, or as in the file).
+///
+/// Only the device that made it looks inside: it downcasts. `Host` is the one of [`example`](crate::example).
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::{Host, Matrix};
+/// use headway_tensor::{Linear, LinearPart, Ops, Weight};
+/// use std::any::Any;
+/// let part = |name, rows: usize| -> Result<_, Box<dyn std::error::Error>> {
+///     Ok(LinearPart { weight: Weight::from_f32(name, vec![rows, 3], &vec![0.5; rows * 3])?, bias: None })
+/// };
+/// let stacked = Host.load_linear(vec![part("q", 4)?, part("k", 2)?, part("v", 2)?], None)?;
+/// assert_eq!((stacked.in_features(), stacked.out_features(), stacked.bytes()), (3, 8, 96));
+/// assert!((&*stacked as &dyn Any).is::<Matrix>());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Linear: Any + Send + Sync {
     /// Width of an input row.
     fn in_features(&self) -> usize;
@@ -44,6 +60,40 @@ pub trait Linear: Any + Send + Sync {
 }
 
 /// The operations of a device. Activations are `[tokens, width]` with contiguous rows.
+///
+/// A feed-forward written for any device, run on the `Host` of [`example`](crate::example):
+///
+/// ```
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
+/// use example::Host;
+/// use headway_tensor::*;
+/// /// x += down · (silu(gate · x) * (up · x)), with gate and up stacked.
+/// fn feed_forward(
+///     ops: &dyn Ops, gate_up: &dyn Linear, down: &dyn Linear, x: &mut Tensor,
+/// ) -> Result<()> {
+///     let (tokens, width) = (x.shape()[0], down.in_features());
+///     let mut both = Tensor::zeros(ops, DType::F32, &[tokens, 2 * width])?;
+///     let mut gated = Tensor::zeros(ops, DType::F32, &[tokens, width])?;
+///     let mut out = Tensor::zeros(ops, DType::F32, &[tokens, down.out_features()])?;
+///     ops.linear(gate_up, x.view(), both.view_mut())?;
+///     ops.gated(Activation::Silu, both.view(), gated.view_mut())?;
+///     ops.linear(down, gated.view(), out.view_mut())?;
+///     ops.add(x.view_mut(), out.view())
+/// }
+///
+/// let load = |name, shape: [usize; 2], values: &[f32]| -> Result<_, Box<dyn std::error::Error>> {
+///     let weight = Weight::from_f32(name, shape.to_vec(), values)?;
+///     Ok(Host.load_linear(vec![LinearPart { weight, bias: None }], None)?)
+/// };
+/// let (gate_up, down) = (load("gate_up", [2, 1], &[0.0, 1.0])?, load("down", [1, 1], &[1.0])?);
+/// let mut x = Tensor::from_slice(&Host, &[3f32, 4.0], &[2, 1])?;
+/// feed_forward(&Host, &*gate_up, &*down, &mut x)?;
+/// assert_eq!(x.host::<f32>()?, [3.0, 4.0]); // the gate is shut: silu(0) = 0
+/// let gate_up = load("gate_up", [2, 1], &[1.0, 1.0])?;
+/// feed_forward(&Host, &*gate_up, &*down, &mut x)?;
+/// assert!((x.host::<f32>()?[0] - (3.0 + 9.0 / (1.0 + (-3f32).exp()))).abs() < 1e-5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Ops: Exec {
     /// Takes a weight into the device's form. Several parts with the same input are stacked along
     /// the output (q, k, v in one call). `compute`: [`DType::F32`] dequantises block-quantised

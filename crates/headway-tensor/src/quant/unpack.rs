@@ -46,6 +46,21 @@ pub trait BlockFormat {
 }
 
 /// Something to be run for a format known only at run time; see [`QuantFormat::visit`].
+///
+/// ```
+/// use headway_tensor::quant::{BlockFormat, FormatVisitor, QuantFormat};
+/// /// Bits a weight. `visit` is compiled once a format, with its sizes as constants.
+/// struct Bits;
+/// impl FormatVisitor for Bits {
+///     type Output = f32;
+///     fn visit<F: BlockFormat>(self) -> f32 {
+///         (8 * F::BLOCK_BYTES) as f32 / F::BLOCK_ELEMS as f32
+///     }
+/// }
+///
+/// assert_eq!(QuantFormat::Q4_0.visit(Bits), 4.5);
+/// assert_eq!(QuantFormat::Q6_K.visit(Bits), 6.5625);
+/// ```
 pub trait FormatVisitor {
     /// What the run returns.
     type Output;

@@ -30,6 +30,29 @@ pub struct Generated {
 }
 
 /// An engine with a model loaded.
+///
+/// One that knows the answers passes; its table would name every case that differs:
+///
+/// ```
+/// use headway_testkit::golden::{self, TinyGolden, check::Compute, walk::{Generated, Generates, Prompt, Table, tiny}};
+/// struct Recites<'a>(&'a TinyGolden);
+/// impl Generates for Recites<'_> {
+///     fn run(&mut self, prompt: Prompt<'_>) -> Result<Generated, String> {
+///         let case = self.0.cases.iter().find(|c| c.prompt_ids == prompt.ids).ok_or("an unknown prompt")?;
+///         let first_logits = case.logits.iter().map(|&x| x as f32).collect();
+///         Ok(Generated { first_logits, ids: case.greedy_ids.clone() })
+///     }
+///     fn run_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<Vec<Generated>, String> {
+///         prompts.iter().map(|p| self.run(*p)).collect()
+///     }
+/// }
+///
+/// let golden = golden::tiny()?.swap_remove(0);
+/// let mut table = Table::default();
+/// tiny(&mut table, &golden, Compute::Float32, "from memory", &mut Recites(&golden));
+/// assert!(table.ok(), "{table}");
+/// # Ok::<(), golden::GoldenError>(())
+/// ```
 pub trait Generates {
     /// Generates from one prompt with nothing else under way.
     ///
@@ -45,6 +68,31 @@ pub trait Generates {
 }
 
 /// A tokenizer with its chat template.
+///
+/// ```
+/// use headway_testkit::golden::walk::Tokenizes;
+/// /// One id a byte; a chat is its contents, one a line.
+/// struct Bytes;
+/// impl Tokenizes for Bytes {
+///     fn encode(&mut self, text: &str) -> Result<Vec<u32>, String> {
+///         Ok(text.bytes().map(u32::from).collect())
+///     }
+///     fn decode(&mut self, ids: &[u32], _: bool) -> Result<String, String> {
+///         let bytes: Result<Vec<u8>, _> = ids.iter().map(|&id| id.try_into()).collect();
+///         String::from_utf8(bytes.map_err(|_| "an id above 255")?).map_err(|e| e.to_string())
+///     }
+///     fn render(&mut self, chat: &serde_json::Value, _: bool, _: Option<&str>) -> Result<String, String> {
+///         let messages = chat.as_array().ok_or("a chat is a list")?;
+///         Ok(messages.iter().filter_map(|m| m["content"].as_str()).map(|c| format!("{c}\n")).collect())
+///     }
+/// }
+///
+/// let chat = serde_json::json!([{"role": "user", "content": "hé"}]);
+/// let text = Bytes.render(&chat, false, None)?;
+/// let ids = Bytes.encode(&text)?;
+/// assert_eq!((ids.len(), Bytes.decode(&ids, false)?), (4, text));
+/// # Ok::<(), String>(())
+/// ```
 pub trait Tokenizes {
     /// Ids of a text: special tokens recognised, nothing added.
     ///

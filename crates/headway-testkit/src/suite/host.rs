@@ -5,6 +5,30 @@ use headway_tensor::{Exec, HostBuf, Tensor, TensorError};
 
 /// Moves bytes between the host and where a backend's kernels read and write. [`HostMemory`] is for
 /// backends of the CPU; a device crate brings its own.
+///
+/// What it gives the suite is what it took:
+///
+/// ```
+/// use headway_tensor::{Device, DeviceMem, Exec, Tensor};
+/// use headway_testkit::suite::{HostAccess, HostMemory};
+/// /// In a real test `headway_cpu::CpuExec`, or the device's own.
+/// struct Host;
+/// impl Exec for Host {
+///     fn device(&self) -> Device {
+///         Device::CPU
+///     }
+///     fn alloc(&self, _: usize) -> Option<std::sync::Arc<dyn DeviceMem>> {
+///         None
+///     }
+///     fn upload(&self, _: &std::sync::Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
+/// }
+///
+/// let cache = HostMemory.new_cache(&Host, &[1, 2, 3])?;
+/// assert_eq!(HostMemory.read_cache(&Host, &cache)?, [1, 2, 3]);
+/// let tensor = Tensor::from_slice(&Host, &[1f32], &[1])?;
+/// assert_eq!(HostMemory.read_tensor(&Host, &tensor)?, 1f32.to_ne_bytes());
+/// # Ok::<(), headway_attention::AttentionError>(())
+/// ```
 pub trait HostAccess {
     /// A KV cache buffer with these bytes.
     ///

@@ -68,6 +68,30 @@ impl fmt::Display for WeightType {
 }
 
 /// What holds read-only bytes and can give the memory of some back until they are read again: a memory map.
+///
+/// ```
+/// use headway_tensor::{SharedBytes, weight::BytesOwner};
+/// use std::{ops::Range, sync::{Arc, Mutex}};
+/// /// Writes down what it hears.
+/// struct Listens(Vec<u8>, Arc<Mutex<Vec<Range<usize>>>>);
+/// impl AsRef<[u8]> for Listens {
+///     fn as_ref(&self) -> &[u8] {
+///         &self.0
+///     }
+/// }
+/// impl BytesOwner for Listens {
+///     fn not_needed_now(&self, range: Range<usize>) {
+///         self.1.lock().unwrap().push(range);
+///     }
+/// }
+///
+/// let heard = Arc::default();
+/// let bytes = SharedBytes::of(Listens(vec![7; 100], Arc::clone(&heard)));
+/// let part = bytes.slice(40..60).unwrap();
+/// part.not_needed_now(5..50); // counted from the part's beginning, and no further than its end
+/// assert_eq!(*heard.lock().unwrap(), [45..60]);
+/// assert_eq!(part.as_slice(), [7; 20]);
+/// ```
 pub trait BytesOwner: AsRef<[u8]> + Send + Sync {
     /// Hears that `range` is not needed for now. The bytes can still be read, and are the same.
     fn not_needed_now(&self, range: Range<usize>);

@@ -249,6 +249,15 @@ impl LayerNeed {
     pub const LAYER_KINDS: [&'static str; 6] =
         ["full", "sliding_window", "mla", "state_space", "encoder", "cross"];
 
+    /// What implements layers of one of [`LayerNeed::LAYER_KINDS`]; `None` for another name.
+    pub fn tag_of_kind(kind: &str) -> Option<KindTag> {
+        match kind {
+            "mla" => Some(KindTag::Mla),
+            "state_space" => Some(KindTag::StateSpace),
+            other => Self::LAYER_KINDS.contains(&other).then_some(KindTag::Standard),
+        }
+    }
+
     /// The layer's kind, as options and reports name it.
     pub fn layer_kind(&self) -> &'static str {
         use super::rules::AttnType;

@@ -4,7 +4,7 @@ use super::llm::LlmEngine;
 use crate::{
     kv::{KvCacheManager, KvGroupPolicy},
     loading::{self, LoadError, ModelFiles, ModelKind},
-    models::dummy,
+    models::{arch, dummy},
     options::{EngineOptions, LoadFormat},
     runner::{StartupError, startup::Startup},
     sampling::Sampler,
@@ -33,6 +33,7 @@ impl LlmEngine {
             LoadFormat::Auto => loading::open(path)?,
             LoadFormat::Dummy => dummy::open(path)?,
         };
+        arch::refuse_unknown(&files)?;
         let tokenizer = tokenizer(&files, path)?;
         let eos_ids = eos_ids(&files, tokenizer.as_ref())?;
         let startup = Startup::run(&files, options, progress)?;

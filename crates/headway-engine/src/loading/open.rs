@@ -66,6 +66,13 @@ pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
     if about.is_dir() {
         return open_directory(path);
     }
+    if !about.is_file() {
+        return Err(LoadError::NotSupported {
+            path: path.to_owned(),
+            what: "something that is neither a file nor a directory".into(),
+            supported: "a .gguf or .safetensors file, or a model directory".into(),
+        });
+    }
     match path.extension().and_then(OsStr::to_str) {
         Some("gguf") => open_gguf(path),
         Some("safetensors") => {

@@ -43,6 +43,17 @@ pub enum StartupError {
         /// Bytes that could be had after the weights.
         available: u64,
     },
+    /// Weights that are made in memory and don't fit.
+    #[error(
+        "--load-format dummy makes {needed} bytes of weights, and {available} bytes are free; give a config with fewer \
+         layers (num_hidden_layers), or a machine with more memory"
+    )]
+    NoMemoryForWeights {
+        /// Bytes of all weights.
+        needed: u64,
+        /// Bytes that could be had.
+        available: u64,
+    },
     /// The KV cache doesn't fit.
     #[error(
         "the KV cache has {budget} bytes, but one block needs {block} bytes in each of the pool's pages and two pages are the least; \

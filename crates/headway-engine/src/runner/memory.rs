@@ -3,11 +3,25 @@
 
 use std::fs;
 
-/// Bytes that could be allocated now without swapping: the least of what the system has available and
-/// what the process's control group leaves. `None` where the system doesn't say.
+/// Bytes that could be allocated now without swapping: the least of what the system has available, what
+/// the process's control group leaves, and what its limit of address space leaves (`ulimit -v`). `None`
+/// where the system doesn't say.
 pub fn available_bytes() -> Option<u64> {
     let system = meminfo("MemAvailable:")?;
-    Some(cgroup_left().map_or(system, |left| left.min(system)))
+    let limits = [cgroup_left(), address_space_left()];
+    Some(limits.into_iter().flatten().fold(system, u64::min))
+}
+
+fn address_space_left() -> Option<u64> {
+    let most = address_space(&fs::read_to_string("/proc/self/limits").ok()?)?;
+    let used = kib_field(&fs::read_to_string("/proc/self/status").ok()?, "VmSize:")?;
+    Some(most.saturating_sub(used))
+}
+
+/// The soft limit of address space, in bytes; `None` where there is none.
+fn address_space(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// The most memory that the process had resident so far, in bytes.
@@ -45,6 +59,15 @@ mod tests {
     fn fields_are_in_kib() {
         assert_eq!(kib_field("MemTotal: 5 kB\nMemAvailable:   7 kB\n", "MemAvailable:"), Some(7168));
         assert_eq!(kib_field("MemTotal: 5 kB", "MemAvailable:"), None);
+    }
+
+    #[test]
+    fn the_limit_of_address_space_is_the_soft_one() {
+        let limits = |soft: &str| {
+            format!("Limit  Soft Limit  Hard Limit  Units\nMax address space  {soft}  unlimited  bytes\n")
+        };
+        assert_eq!(address_space(&limits("6144000000")), Some(6_144_000_000));
+        assert_eq!(address_space(&limits("unlimited")), None);
     }
 
     #[test]

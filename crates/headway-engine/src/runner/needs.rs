@@ -49,15 +49,19 @@ pub fn model_dtype(files: &ModelFiles) -> DType {
 
 /// The setting that these options make on this device.
 pub fn setting(options: &EngineOptions, kv_dtype: DType) -> Setting {
-    let kv_name = match kv_dtype {
-        DType::F8E4M3 => "fp8_e4m3",
-        DType::F8E5M2 => "fp8_e5m2",
-        other => other.name(),
-    };
     Setting {
         block_size: options.block_size,
         batch_invariant: options.batch_invariant,
-        ..Setting::cpu(ACTIVATIONS, KvCacheDType(kv_name.into()), kv_dtype)
+        ..Setting::cpu(ACTIVATIONS, KvCacheDType(kv_name(kv_dtype).into()), kv_dtype)
+    }
+}
+
+/// An element type as `--kv-cache-dtype` names it.
+pub fn kv_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F8E4M3 => "fp8_e4m3",
+        DType::F8E5M2 => "fp8_e5m2",
+        other => other.name(),
     }
 }
 
@@ -71,6 +75,17 @@ pub fn select_backends(
         backend: options.attention_backend.clone(),
         per_kind: options.backend_per_kind.clone(),
     };
+    // A pair that could never apply is a mistake, whether or not the model has such layers.
+    for (kind, name) in &options.backend_per_kind {
+        let rules = registry.get(name)?.rules();
+        if LayerNeed::tag_of_kind(kind).is_some_and(|tag| tag != rules.kind) {
+            return Err(StartupError::Option {
+                option: "--backend-per-kind",
+                value: format!("{kind}={name}"),
+                why: format!("{} is a backend for {}", rules.name, rules.kind.name()),
+            });
+        }
+    }
     let mut asked: Vec<(&LayerNeed, Selection)> = vec![];
     needs
         .iter()

@@ -129,27 +129,40 @@ fn options_in_force(
     r.option("device", o.device.clone(), "cpu", "the default");
     let (dtype, why) = match o.dtype {
         DTypeOption::Auto => {
-            (needs::model_dtype(files), "the file's type; activations are float32 on the CPU")
+            let largest = files.checkpoint.main_dtype().map_or("none", |t| t.name());
+            (largest, "the type of the file's largest tensor; activations are float32 on the CPU")
         }
-        DTypeOption::As(d) => (d, "activations are float32 on the CPU"),
+        DTypeOption::As(d) => (d.name(), "activations are float32 on the CPU"),
     };
     let asked = (o.dtype != DTypeOption::Auto).then(|| o.dtype.to_string());
     r.option("dtype", asked, dtype, why);
-    r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), kv_dtype, "the model's type");
+    let why = match o.kv_cache_dtype.as_deref() {
+        Some("fp8") => "fp8 is e4m3",
+        _ => "the model's type; float16 where its weights are block-quantised",
+    };
+    r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), needs::kv_name(kv_dtype), why);
     let blocks = cache.kv_cache_groups.iter().map(|g| g.block_size).max().unwrap_or(0);
     r.option("block_size", text(o.block_size), blocks, "what the backends prefer");
-    r.option("kv_layout", o.kv_layout.clone(), cache.layout, "the first that every backend reads");
-    r.option(
-        "attention_backend",
-        o.attention_backend.clone(),
-        "per layer, see groups",
-        "the first that fits each layer",
-    );
+    let why = match &o.kv_layout {
+        Some(_) => "the same layout by its axes",
+        None => "the first that every backend reads",
+    };
+    r.option("kv_layout", o.kv_layout.clone(), cache.layout, why);
+    let mut names: Vec<&str> = r.groups.iter().filter_map(|g| g.backend.as_deref()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let names = names.join(", ");
+    let why = match &o.attention_backend {
+        Some(_) => "asked of layers that --backend-per-kind doesn't name",
+        None => "the first that fits each layer",
+    };
+    r.option("attention_backend", o.attention_backend.clone(), names, why);
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
     r.option("backend_per_kind", asked.clone(), asked.unwrap_or_else(|| "none".into()), "");
     r.option("graph_mode", o.graph_mode.clone(), "NONE", "the CPU has no graphs to capture");
-    r.option("batch_invariant", Some(o.batch_invariant.to_string()), o.batch_invariant, "");
+    let asked = o.batch_invariant.then(|| "true".to_owned());
+    r.option("batch_invariant", asked, o.batch_invariant, "the default");
     r.option("micro_batches", text(o.micro_batches), 1, "the default");
     r.option("speculative_tokens", text(o.speculative_tokens), 0, "the default");
     r.option(
@@ -179,7 +192,8 @@ fn options_in_force(
     r.option("threads", text(o.threads), device.threads, &device.threads_because);
     r.option("tp", text(o.tensor_parallel), 1, "the default");
     r.option("dcp", text(o.decode_context_parallel), 1, "the default");
-    r.option("prefix_caching", Some((!o.no_prefix_caching).to_string()), !o.no_prefix_caching, "");
+    let asked = o.no_prefix_caching.then(|| "false".to_owned());
+    r.option("prefix_caching", asked, !o.no_prefix_caching, "the default");
 }
 
 /// What is known once everything is allocated.

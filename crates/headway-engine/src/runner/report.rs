@@ -159,8 +159,9 @@ impl StartupReport {
         because: &str,
     ) {
         let in_force = in_force.to_string();
-        let because =
-            (requested.as_ref() != Some(&in_force) && !because.is_empty()).then(|| because.to_owned());
+        let because = (!requested.as_ref().is_some_and(|r| r.eq_ignore_ascii_case(&in_force))
+            && !because.is_empty())
+        .then(|| because.to_owned());
         self.options.insert(name, OptionReport { requested, in_force, because });
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         needs::LayerNeeds,
         plan::AttentionPlan,
     },
-    options::{DTypeOption, EngineOptions},
+    options::{DTypeOption, EngineOptions, LoadFormat},
 };
 use headway_attention::{
     AttentionArgs, AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool,
@@ -99,6 +99,7 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let block_size =
         block_size::block_size(selections.iter().map(|s| s.backend.rules()), options.block_size)?;
     limits.fit(&plan, memory::available_bytes())?;
+    fit_made_weights(files, options, memory::available_bytes())?;
     let caches = setting.caches(&layers, &selections, block_size, limits.max_model_len);
     let cache = plan_cache(&caches, &limits, options, files.checkpoint.total_bytes())?;
     let mut configs = HashMap::new();
@@ -109,6 +110,21 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     }
     let report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
     Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, report })
+}
+
+/// Weights of files are mapped; those that are made up take memory.
+fn fit_made_weights(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    available: Option<u64>,
+) -> Result<(), StartupError> {
+    let needed = files.checkpoint.total_bytes();
+    match available {
+        Some(available) if options.load_format == LoadFormat::Dummy && needed > available => {
+            Err(StartupError::NoMemoryForWeights { needed, available })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The cache in the memory that may be used, and no larger than the limits can ever fill.

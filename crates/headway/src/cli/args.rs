@@ -14,7 +14,13 @@ Examples:
   headway generate --model gemma3-270m --json --logprobs 5 \"2 + 2 =\"
   headway chat
   headway explain ./config.json --engine vllm --device h100
-  headway backends";
+  headway backends
+
+Every option of the engine has an environment twin (--block-size is HEADWAY_BLOCK_SIZE). Besides:
+  HEADWAY_CACHE_DIR     folder of fetched models [default: headway in the user's cache folder]
+  HEADWAY_HUB_TIMEOUT   seconds that the Hugging Face hub may stay silent
+  HEADWAY_CPU_ISA       lowers the CPU's instruction set: portable, avx2, avx512
+  HF_ENDPOINT, HF_HOME, HF_TOKEN, HF_HUB_OFFLINE mean what they mean to Hugging Face's tools";
 
 /// Attention backends for LLM serving in Rust, with the engine that makes them useful.
 #[derive(Parser, Debug)]

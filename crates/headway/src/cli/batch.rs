@@ -4,6 +4,7 @@
 use super::{
     CliError,
     args::GenerateArgs,
+    generate::print_logprobs,
     output::Answer,
     prompt::Prompt,
     sampling::{BatchLine, in_room},
@@ -18,9 +19,17 @@ pub fn read(path: &Path) -> Result<Vec<BatchLine>, CliError> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| bad(format!("cannot be read: {e}; --batch takes a UTF-8 file of JSON lines")))?;
     let mut lines = vec![];
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        if !line.trim_start().starts_with('{') {
+            let what = "is not a JSON object; write one a line, as {\"prompt\": \"Hello\"}";
+            return Err(bad(format!("line {} {what}", i + 1)));
+        }
         let parsed: BatchLine =
             serde_json::from_str(line).map_err(|e| bad(format!("line {}: {}", i + 1, in_column(&e))))?;
+        if parsed.prompt_ids.is_some() && parsed.chat == Some(true) {
+            return Err(bad(format!("line {}: chat takes a prompt, not prompt_ids", i + 1)));
+        }
         if parsed.prompt.is_some() == parsed.prompt_ids.is_some() {
             return Err(bad(format!("line {}: give either prompt or prompt_ids", i + 1)));
         }
@@ -130,8 +139,12 @@ fn print(
         }
         (Some(Ok(f)), false) if engine.tokenizer().is_none() => {
             writeln!(out, "[{}] {:?}", index + 1, f.token_ids)?;
+            print_logprobs(&slot.answer);
         }
-        (Some(Ok(_)), false) => writeln!(out, "[{}] {}", index + 1, slot.answer.text)?,
+        (Some(Ok(_)), false) => {
+            writeln!(out, "[{}] {}", index + 1, slot.answer.text)?;
+            print_logprobs(&slot.answer);
+        }
         (Some(Err(e)), false) => note!("headway: request {}: {e}", index + 1),
         (None, _) => {}
     }

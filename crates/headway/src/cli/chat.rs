@@ -3,7 +3,11 @@
 
 use super::{CliError, args::ChatArgs, prompt::chat_ids, session};
 use headway_attention::Registry;
-use headway_engine::{Engine, Event, GenerateRequest, LlmEngine, sampling::SamplingParams, text::Message};
+use headway_engine::{
+    Engine, Event, GenerateRequest, LlmEngine,
+    sampling::SamplingParams,
+    text::{Message, TextError},
+};
 use rustyline::{DefaultEditor, error::ReadlineError};
 use std::{
     io::{BufRead, IsTerminal, Write},
@@ -24,12 +28,20 @@ pub fn run(args: ChatArgs, registry: Registry) -> Result<ExitCode, CliError> {
     if args.engine.verbose {
         session::print_report(engine.report());
     }
-    engine.chat_template()?;
+    engine.chat_template().map_err(|e| match e {
+        TextError::NoChatTemplate => CliError::Usage(
+            "this model has no chat template (it is probably a base model), so it can't hold a conversation; use \
+             headway generate, or an instruction-tuned model"
+                .into(),
+        ),
+        e => e.into(),
+    })?;
     let mut input = Input::open()?;
     let stop = Stop::install(matches!(input, Input::Terminal(_)))?;
     note!("{}; {HELP}", engine.report().model);
     let system: Vec<Message> = args.system.iter().map(Message::system).collect();
     let mut history = system.clone();
+    let mut failed = false;
     while let Some(line) = input.line()? {
         match line.trim() {
             "" => {}
@@ -44,13 +56,15 @@ pub fn run(args: ChatArgs, registry: Registry) -> Result<ExitCode, CliError> {
                     Err(e @ CliError::Output(_)) => return Err(e),
                     Err(e) => {
                         history.pop();
+                        failed = true;
                         note!("headway: {e}");
                     }
                 }
             }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    // Whoever types has seen the error; a script looks at the exit code.
+    Ok(if failed && matches!(input, Input::Pipe(_)) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Where messages come from.

@@ -28,7 +28,7 @@ pub enum CliError {
         why: String,
     },
     /// An unknown environment variable.
-    #[error("environment variable {name} is unknown{}; unset it (headway generate --help lists those there are)", nearest.as_ref().map(|n| format!(" (did you mean {n}?)")).unwrap_or_default())]
+    #[error("environment variable {name} is unknown{}; unset it (headway --help and headway generate --help list those there are)", nearest.as_ref().map(|n| format!(" (did you mean {n}?)")).unwrap_or_default())]
     Environment {
         /// Its name.
         name: String,

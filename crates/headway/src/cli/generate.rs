@@ -95,7 +95,7 @@ fn stream(
     }
 }
 
-fn print_logprobs(answer: &Answer) {
+pub(super) fn print_logprobs(answer: &Answer) {
     for (i, l) in answer.logprobs.iter().enumerate() {
         let row: Vec<_> = l.top.iter().map(|t| format!("{} {:.3}", t.token_id, t.logprob)).collect();
         note!("logprobs of token {i}: {}", row.join(", "));

@@ -12,10 +12,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Finds the model and opens it.
 pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError> {
     let options = args.options(registry)?;
-    let spec = ModelSpec::parse(&args.model)?;
-    let resolved = sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?;
+    let path = match ModelSpec::parse(&args.model)? {
+        // A path needs no cache, and so none of the environment's folders.
+        ModelSpec::Path(path) => path,
+        spec => sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?.path,
+    };
     let bar = layer_bar();
-    let engine = LlmEngine::open(&resolved.path, &options, &mut |done, total| {
+    let engine = LlmEngine::open(&path, &options, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });

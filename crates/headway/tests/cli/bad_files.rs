@@ -200,3 +200,24 @@ fn a_model_that_no_source_has_lists_what_was_tried() {
         assert!(r.err.contains(word), "{word}: {}", r.err);
     }
 }
+
+#[test]
+fn a_gguf_of_an_unknown_architecture_is_refused_by_name() {
+    let text = |t: &str| [&(t.len() as u64).to_le_bytes()[..], t.as_bytes()].concat();
+    let mut header = b"GGUF".to_vec();
+    header.extend(3u32.to_le_bytes());
+    header.extend(0u64.to_le_bytes());
+    header.extend(1u64.to_le_bytes());
+    header.extend(text("general.architecture"));
+    header.extend(8u32.to_le_bytes());
+    header.extend(text("llamx"));
+    header.resize(header.len().next_multiple_of(32), 0);
+    let (_dir, path) = file("m.gguf", &header);
+    generate(&path, &["hello"]).refused(&["m.gguf", "architecture llamx", "not supported", "gemma3"]);
+}
+
+#[test]
+#[cfg(unix)]
+fn what_is_neither_file_nor_directory() {
+    generate("/dev/null".as_ref(), &["hello"]).refused(&["/dev/null", "neither a file nor a directory"]);
+}

@@ -60,6 +60,7 @@ fn values_that_are_unknown_or_not_there_yet() {
         (["--backend-per-kind", "full"], ["--backend-per-kind full", "KIND=BACKEND"]),
         (["--backend-per-kind", "fool=CPU_ATTN"], ["no kind of layer is named fool", "sliding_window"]),
         (["--backend-per-kind", "full=FLASH"], ["named FLASH", "there are: CPU_ATTN"]),
+        (["--backend-per-kind", "mla=CPU_ATTN"], ["mla=CPU_ATTN", "a backend for standard attention"]),
         (["--graph-mode", "FULL"], ["--graph-mode FULL", "is not supported with"]),
         (["--graph-mode", "FILL"], ["--graph-mode FILL", "there are: NONE, PIECEWISE"]),
         (["--device", "cuda:0"], ["--device cuda:0", "this build runs on: cpu"]),

@@ -89,3 +89,26 @@ fn a_line_that_needs_a_tokenizer_says_so() {
     assert!(r.err.contains("request 1: the model came without a tokenizer"), "{}", r.err);
     assert!(r.out.starts_with("[2] ["), "{}", r.out);
 }
+
+#[test]
+fn lines_that_are_no_requests() {
+    for (line, word) in [
+        ("[\"hi\", null, null, 2]", "line 1 is not a JSON object"),
+        ("\"hi\"", "line 1 is not a JSON object"),
+        ("{\"prompt_ids\": [1], \"chat\": true}", "line 1: chat takes a prompt"),
+    ] {
+        let (_dir, path) = file("b.jsonl", line.as_bytes());
+        generate(&llama(), &["--batch", path.to_str().unwrap()]).refused(&["b.jsonl", word]);
+    }
+    let marked = "\u{feff}{\"prompt_ids\": [1, 2], \"max_tokens\": 1}";
+    let (_dir, path) = file("b.jsonl", marked.as_bytes());
+    generate(&llama(), &["--batch", path.to_str().unwrap()]).fine();
+}
+
+#[test]
+fn log_probabilities_are_shown_without_json_too() {
+    let (_dir, path) = file("b.jsonl", b"{\"prompt_ids\": [1, 2], \"max_tokens\": 2}");
+    let r =
+        generate(&llama(), &["--batch", path.to_str().unwrap(), "--logprobs", "2", "--ignore-eos"]).fine();
+    assert_eq!(r.err.matches("logprobs of token").count(), 2, "{}", r.err);
+}

@@ -20,9 +20,20 @@ fn end(child: Child) -> Run {
 
 /// Answers to these lines. An answer may hold newlines of its own, so lines are compared as a whole.
 fn say(lines: &str, args: &[&str]) -> Run {
+    talk(lines, args).fine()
+}
+
+fn talk(lines: &str, args: &[&str]) -> Run {
     let mut child = chat(args);
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    end(child).fine()
+    end(child)
+}
+
+#[test]
+fn a_message_that_fails_shows_in_the_exit_code_of_a_pipe() {
+    let r = talk("Hello\n", &["--max-model-len", "8"]);
+    assert_eq!(r.code, Some(1), "{}", r.err);
+    assert!(r.out.is_empty() && r.err.contains("/clear forgets it"), "{}", r.err);
 }
 
 #[test]

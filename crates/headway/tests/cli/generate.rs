@@ -225,3 +225,13 @@ fn numbers_that_broke_down_leave_nothing_on_standard_output() {
     copy.write("model.safetensors", &bytes);
     copy.generate().refused(&["logit", "--dtype float32 and check the weights"]);
 }
+
+#[test]
+fn a_path_needs_no_home() {
+    let mut c = headway();
+    c.args(["generate", "--prompt-ids", "1,2", "--max-tokens", "1", "--model"]).arg(llama());
+    for name in ["HOME", "USERPROFILE", "XDG_CACHE_HOME", "HEADWAY_CACHE_DIR", "HF_HOME"] {
+        c.env_remove(name);
+    }
+    finish(&mut c).fine();
+}

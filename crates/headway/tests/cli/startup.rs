@@ -129,3 +129,21 @@ fn people_get_it_on_standard_error() {
 fn nothing_is_reported_of_a_request_that_is_refused() {
     generate(&llama(), &["-v", "--json", "--prompt-ids", "1,9999"]).refused(&["9999"]);
 }
+
+#[test]
+fn what_was_asked_is_said_to_be_asked() {
+    let asked = ["--kv-cache-dtype", "fp8", "--kv-layout", "HND", "--attention-backend", "cpu_attn"];
+    let o = report(&asked, &[])["options"].take();
+    assert_eq!(
+        (&o["kv_cache_dtype"]["in_force"], &o["kv_cache_dtype"]["because"]),
+        (&json!("fp8_e4m3"), &json!("fp8 is e4m3"))
+    );
+    assert_eq!(o["kv_layout"]["because"], json!("the same layout by its axes"));
+    assert_eq!(
+        (&o["attention_backend"]["in_force"], &o["attention_backend"]["because"]),
+        (&json!("CPU_ATTN"), &Value::Null)
+    );
+    for option in ["batch_invariant", "prefix_caching"] {
+        assert_eq!((&o[option]["requested"], &o[option]["because"]), (&Value::Null, &json!("the default")));
+    }
+}

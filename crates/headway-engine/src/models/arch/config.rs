@@ -50,7 +50,9 @@ impl<'a> ConfigReader<'a> {
         let Some(v) = self.get(field) else { return Ok(None) };
         match v.as_u64() {
             Some(n) if n > 0 && n < 1 << 31 => Ok(Some(n as usize)),
-            _ => Err(self.error(field, format!("is {v}; a positive whole number is needed"))),
+            _ => {
+                Err(self.error(field, format!("is {v}; a positive whole number below 2147483648 is needed")))
+            }
         }
     }
 

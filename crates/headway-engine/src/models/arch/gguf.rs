@@ -15,11 +15,22 @@ pub(super) const KNOWN: &[&str] = &["llama", "qwen2", "gemma3"];
 
 /// The plan of a GGUF file.
 pub(super) fn plan(g: &GgufFile) -> Result<ModelPlan, ModelError> {
-    let header = Header::read(g)?;
+    let translate = translator(g)?;
+    translate(&Header::read(g)?)
+}
+
+/// Refuses an architecture without a translator, before anything else of the header is looked at.
+pub(super) fn refuse_unknown(g: &GgufFile) -> Result<(), ModelError> {
+    translator(g).map(|_| ())
+}
+
+type Translate = fn(&Header<'_>) -> Result<ModelPlan, ModelError>;
+
+fn translator(g: &GgufFile) -> Result<Translate, ModelError> {
     match g.architecture()? {
-        "llama" => llama(&header),
-        "qwen2" => qwen2(&header),
-        "gemma3" => gemma3(&header),
+        "llama" => Ok(llama),
+        "qwen2" => Ok(qwen2),
+        "gemma3" => Ok(gemma3),
         other => Err(ModelError::UnknownArchitecture {
             file: g.path().display().to_string(),
             name: format!("{other} (GGUF)"),

@@ -34,11 +34,7 @@ pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
         ModelKind::Safetensors(hf) => {
             let file = hf.config_path.display().to_string();
             let reader = ConfigReader::new(&file, &hf.config);
-            let name = reader.architecture()?;
-            let (_, translate) = HUGGING_FACE.iter().find(|(n, _)| *n == name).ok_or_else(|| {
-                ModelError::UnknownArchitecture { file: file.clone(), name: name.clone(), known: known() }
-            })?;
-            translate(&reader)
+            translator(&reader, &file)?(&reader)
         }
         ModelKind::Gguf(g) => gguf::plan(g),
     }
@@ -52,6 +48,30 @@ pub fn runs(architecture: &str) -> bool {
 /// Whether an architecture of GGUF headers has a translator.
 pub fn runs_gguf(architecture: &str) -> bool {
     gguf::KNOWN.contains(&architecture)
+}
+
+/// Refuses files of an architecture that has no plan, before a tokenizer or weights are looked at.
+///
+/// # Errors
+/// [`ModelError::UnknownArchitecture`], with the list of those there are.
+pub fn refuse_unknown(files: &ModelFiles) -> Result<(), ModelError> {
+    match &files.kind {
+        ModelKind::Safetensors(hf) => {
+            let file = hf.config_path.display().to_string();
+            translator(&ConfigReader::new(&file, &hf.config), &file).map(|_| ())
+        }
+        ModelKind::Gguf(g) => gguf::refuse_unknown(g),
+    }
+}
+
+fn translator(reader: &ConfigReader<'_>, file: &str) -> Result<Translate, ModelError> {
+    let name = reader.architecture()?;
+    let found = HUGGING_FACE.iter().find(|(n, _)| *n == name);
+    found.map(|(_, translate)| *translate).ok_or_else(|| ModelError::UnknownArchitecture {
+        file: file.to_owned(),
+        name,
+        known: known(),
+    })
 }
 
 /// All architectures, as users would look for them.

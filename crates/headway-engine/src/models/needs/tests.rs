@@ -166,7 +166,7 @@ fn what_is_missing_is_named() {
         ),
         ("layer_types", json!(["sliding_attention", "full_attention"]), "sliding_window is missing"),
         ("torch_dtype", json!("int3"), "supported: bfloat16"),
-        ("hidden_size", json!("big"), "a positive whole number is needed"),
+        ("hidden_size", json!("big"), "a positive whole number"),
         ("hybrid_override_pattern", json!("MX"), "has the letter X"),
         ("kv_lora_rank", json!(512), "qk_nope_head_dim is missing"),
     ] {

@@ -275,7 +275,7 @@ fn render_error(error: Error) -> TextError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(e) = cause {
         if let Some(Raised(message)) = e.downcast_ref::<Raised>() {
-            return TextError::Refused { message: message.clone() };
+            return TextError::Refused { message: in_one_line(message) };
         }
         cause = e.source();
     }
@@ -287,5 +287,9 @@ fn one_line(error: &Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
         text = format!("{text}: {source}");
     }
+    in_one_line(&text)
+}
+
+fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -58,11 +58,11 @@ fn history_clear_and_exit() {
 #[test]
 fn a_conversation_that_is_full_can_be_cleared() {
     let long = "word ".repeat(60);
-    let r = say(&format!("{long}\n/clear\nHi\n"), &["--max-model-len", "64", "--max-tokens", "4"]);
+    let r = talk(&format!("{long}\n/clear\nHi\n"), &["--max-model-len", "64", "--max-tokens", "4"]);
     assert!(r.err.contains("/clear forgets it"), "{}", r.err);
     assert_eq!(r.out, say("Hi\n", &["--max-tokens", "4"]).out);
     // An answer ends where the room ends.
-    let r = say("Hi\nHi\n", &["--max-model-len", "40"]);
+    let r = talk("Hi\nHi\n", &["--max-model-len", "40"]);
     assert!(!r.out.is_empty() && r.err.contains("/clear forgets it"), "{}", r.err);
 }
 

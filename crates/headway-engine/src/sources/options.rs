@@ -59,6 +59,17 @@ impl FetchOptions {
         Self::from_lookup(|name| std::env::var_os(name))
     }
 
+    /// Holds the environment's values to their form without asking for a cache's folder: for a model that
+    /// lies where the user says.
+    ///
+    /// # Errors
+    /// As [`FetchOptions::from_env`], but for a home that isn't there.
+    pub fn check_env() -> Result<(), SourceError> {
+        let stand_in = |name: &str| (name == "HOME").then(|| OsString::from("."));
+        let lookup = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).or_else(|| stand_in(name));
+        Self::from_lookup(lookup).map(|_| ())
+    }
+
     /// As [`FetchOptions::from_env`], with the environment given as a function. Empty values count as not set.
     ///
     /// # Errors

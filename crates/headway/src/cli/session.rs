@@ -14,7 +14,10 @@ pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError
     let options = args.options(registry)?;
     let path = match ModelSpec::parse(&args.model)? {
         // A path needs no cache, and so none of the environment's folders.
-        ModelSpec::Path(path) => path,
+        ModelSpec::Path(path) => {
+            FetchOptions::check_env()?;
+            path
+        }
         spec => sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?.path,
     };
     let bar = layer_bar();

@@ -138,7 +138,7 @@ fn configs_that_can_not_be() {
             "architecture FooForCausalLM is not supported; supported: Llama",
         ),
         ("architectures", json!([]), "must list the model's class"),
-        ("hidden_size", json!(-1), "hidden_size is -1; a positive whole number is needed"),
+        ("hidden_size", json!(-1), "hidden_size is -1; a positive whole number"),
         ("hidden_size", json!("x"), "hidden_size is \"x\""),
         ("num_key_value_heads", json!(4), "does not divide"),
         ("head_dim", json!(1 << 30), "head_size not supported"),

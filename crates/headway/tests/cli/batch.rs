@@ -68,7 +68,7 @@ fn files_that_can_not_be() {
         ("{\"max_tokens\": 3}\n", "line 1: give either prompt or prompt_ids"),
         ("{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "line 1: give either prompt or prompt_ids"),
         ("{\"prompt_ids\": [-1]}\n", "line 1: invalid value: integer `-1`"),
-        ("[1, 2]\n", "line 1: "),
+        ("[1, 2]\n", "line 1 is not a JSON object"),
     ] {
         let (_dir, path) = file("batch.jsonl", text.as_bytes());
         generate(&llama(), &["--batch", path.to_str().unwrap()]).refused(&["batch.jsonl: ", words]);

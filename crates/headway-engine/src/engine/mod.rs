@@ -29,6 +29,34 @@ pub enum StepError {
 }
 
 /// An engine that runs requests together, step by step. One thread drives it.
+///
+/// Two requests with one model in memory, until both have ended (the model is one of the project's test data; any
+/// folder with a `config.json` and weights does):
+///
+/// ```
+/// use headway_engine::{Engine, EngineOptions, Event, GenerateRequest, LlmEngine};
+/// let model = headway_testkit::testdata::model_dir("tiny-llama")?;
+/// let options = EngineOptions { kv_cache_memory: Some(1 << 20), ..EngineOptions::default() };
+/// let mut engine = LlmEngine::open(&model, &options, &mut |_, _| ())?;
+/// for prompt_ids in [vec![1, 2, 3], vec![4, 5]] {
+///     let mut request = GenerateRequest { prompt_ids, ..GenerateRequest::default() };
+///     (request.sampling.max_tokens, request.sampling.ignore_eos) = (Some(4), true);
+///     engine.add(request)?;
+/// }
+/// let (mut events, mut answers) = (vec![], vec![]);
+/// while !engine.is_idle() {
+///     engine.step(&mut events)?;
+///     for event in events.drain(..) {
+///         match event {
+///             Event::Token(id, token) => println!("{id:?}: {}", token.token_id),
+///             Event::Finished(_, answer) => answers.push(answer.token_ids.len()),
+///             Event::Failed(_, error) => return Err(error.into()),
+///         }
+///     }
+/// }
+/// assert_eq!(answers, [4, 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Engine {
     /// Queues a request.
     ///

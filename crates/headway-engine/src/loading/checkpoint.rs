@@ -8,12 +8,15 @@ use headway_tensor::{Weight, WeightType};
 /// A set of named tensors, whatever the files behind it. Lives as long as the model is being loaded; the
 /// weights it hands out keep their bytes alive themselves.
 ///
-/// ```no_run
+/// ```
 /// use headway_engine::loading;
-/// let model = loading::open("models/tiny-llama".as_ref())?;
-/// let norm = model.checkpoint.get("model.norm.weight")?;
-/// println!("{}: {} values, first {}", norm.name(), norm.elems(), norm.to_f32()[0]);
-/// # Ok::<(), loading::LoadError>(())
+/// let folder = headway_testkit::testdata::model_dir("tiny-llama")?; // or any model's
+/// let weights = loading::open(&folder)?.checkpoint;
+/// let norm = weights.get("model.norm.weight")?;
+/// assert_eq!((norm.name(), norm.elems()), ("model.norm.weight", norm.to_f32().len()));
+/// let missing = weights.get("model.norm.wieght").unwrap_err().to_string();
+/// assert!(missing.contains("model.norm.weight"), "an error names the nearest: {missing}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Checkpoint: Send + Sync {
     /// The tensor called `name`, without a copy.

@@ -4,3 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 cargo test --release --workspace "$@"
+
+# The plugin in a workspace of its own, with this one's profile: dependencies are not compiled a second time.
+mkdir -p target
+sed -n '/^\[profile/,$p' Cargo.toml > target/profile.toml
+cargo test --release --manifest-path examples/add-a-backend/Cargo.toml --target-dir target --config target/profile.toml

@@ -1,8 +1,8 @@
 //! `bench`: the lines that it promises, small runs of each kind, and what it refuses. Not for figures.
 
-use super::support::{llama, run};
+use super::support::{headway, llama, run};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, process::Stdio};
 
 fn keys(o: &Value) -> BTreeSet<&str> {
     o.as_object().unwrap().keys().map(String::as_str).collect()
@@ -122,4 +122,22 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
     for (args, part) in cases {
         run([&["bench"], args].concat()).refused(&[part]);
     }
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let pool = ["attention", "--pool", "16", "--threads", "1", "--filter", "decode_b1_c16 4/1/256 f32"];
+    for what in [&["builder", "--requests", "1", "--groups", "1"][..], &pool] {
+        let mut child =
+            headway().arg("bench").args(what).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let r = child.wait_with_output().unwrap();
+        assert_eq!((r.status.code(), r.stderr.len()), (Some(0), 0), "{}", String::from_utf8_lossy(&r.stderr));
+    }
+}
+
+#[test]
+fn a_pool_beyond_memory_is_refused() {
+    let args = ["bench", "attention", "--pool", "99999999999999", "--filter", "decode_b1_c16 4/1/256 f32"];
+    run(args).refused(&["out of memory"]);
 }

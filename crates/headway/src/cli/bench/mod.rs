@@ -140,8 +140,8 @@ fn bench_builder(a: &BuilderArgs, registry: &Registry) -> Result<(), CliError> {
     let device = open(a.threads)?;
     let backend = backend(a.backend.as_deref(), registry)?;
     if !a.json {
-        println!("{} on {}", backend.rules().name, device.description);
-        println!("{}", builder::head());
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{} on {}\n{}", backend.rules().name, device.description, builder::head())?;
     }
     for &groups in &a.groups {
         for &requests in &a.requests {
@@ -182,7 +182,7 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
     if runs.is_empty() {
         return Err(CliError::Usage(format!("--filter {}: no case matches", a.filter)));
     }
-    let bytes = a.pool.map_or(file.semantics.pool_bytes, |mib| mib << 20);
+    let bytes = a.pool.map_or(file.semantics.pool_bytes, |mib| mib.saturating_mul(1 << 20));
     let mut pool = Pool::new(bytes)?;
     let bar = progress(runs.len() * threads.len());
     for threads in threads {
@@ -196,7 +196,7 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
             let line = attention::run(&setup, case, &mut pool)?;
             bar.suspend(|| {
                 if !std::mem::replace(&mut headed, true) {
-                    heading(&device, ceilings);
+                    heading(&device, ceilings)?;
                 }
                 show(&line, a.json)
             })?;
@@ -216,16 +216,18 @@ fn element(dtype: &DTypeOption) -> Result<DType, CliError> {
     }
 }
 
-fn heading(device: &OpenDevice, ceilings: Option<Ceilings>) {
-    println!("{}", device.description);
+fn heading(device: &OpenDevice, ceilings: Option<Ceilings>) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", device.description)?;
     if let Some(c) = ceilings {
-        println!(
+        writeln!(
+            out,
             "ceilings of this run: {:.1} GB/s (random 64 KiB reads), {:.1} GFLOP/s (float32 multiply-adds)",
             c.read / 1e9,
             c.compute / 1e9
-        );
+        )?;
     }
-    println!("{}", attention::head());
+    Ok(writeln!(out, "{}", attention::head())?)
 }
 
 fn open(threads: Option<usize>) -> Result<OpenDevice, CliError> {

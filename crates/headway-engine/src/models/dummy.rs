@@ -88,25 +88,33 @@ fn tensors(plan: &ModelPlan) -> HashMap<String, Fill> {
         let norms =
             [&layer.pre_mixer_norm, &layer.post_mixer_norm, &layer.pre_ffn_norm, &layer.post_ffn_norm];
         norms.into_iter().flatten().for_each(|n| norm(&mut out, n, h));
-        match &layer.mixer {
-            MixerPlan::Attention(a) => {
-                linear(&mut out, &a.qkv);
-                linear(&mut out, &a.o);
-                if let Some(n) = &a.qk_norm {
-                    let heads = |heads| if n.per_head { a.head_size } else { heads * a.head_size };
-                    norm(&mut out, &n.q, heads(a.num_heads));
-                    norm(&mut out, &n.k, heads(a.num_kv_heads));
-                }
-            }
-        }
-        match &layer.feed_forward {
-            FeedForwardPlan::Gated { gate_up, down, .. } => {
-                linear(&mut out, gate_up);
-                linear(&mut out, down);
+        layer.mixers.iter().for_each(|m| mixer(&mut out, m));
+        layer.feed_forward.iter().for_each(|f| feed_forward(&mut out, f));
+    }
+    out
+}
+
+fn mixer(out: &mut HashMap<String, Fill>, plan: &MixerPlan) {
+    match plan {
+        MixerPlan::Attention(a) => {
+            linear(out, &a.qkv);
+            linear(out, &a.o);
+            if let Some(n) = &a.qk_norm {
+                let heads = |heads| if n.per_head { a.head_size } else { heads * a.head_size };
+                norm(out, &n.q, heads(a.num_heads));
+                norm(out, &n.k, heads(a.num_kv_heads));
             }
         }
     }
-    out
+}
+
+fn feed_forward(out: &mut HashMap<String, Fill>, plan: &FeedForwardPlan) {
+    match plan {
+        FeedForwardPlan::Gated { gate_up, down, .. } => {
+            linear(out, gate_up);
+            linear(out, down);
+        }
+    }
 }
 
 fn linear(out: &mut HashMap<String, Fill>, plan: &LinearPlan) {

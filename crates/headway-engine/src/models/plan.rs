@@ -63,8 +63,8 @@ pub struct AttentionPlan {
     pub o: LinearPlan,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNormPlan>,
-    /// Index into [`ModelPlan::ropes`].
-    pub rope: usize,
+    /// Index into [`ModelPlan::ropes`]; `None`: heads are not rotated.
+    pub rope: Option<usize>,
     /// Tokens that a query sees, with its own; `None`: all.
     pub sliding_window: Option<usize>,
     /// `cap · tanh(score / cap)`.
@@ -103,10 +103,10 @@ pub struct LayerPlan {
     pub pre_ffn_norm: Option<NormPlan>,
     /// On the feed-forward's output.
     pub post_ffn_norm: Option<NormPlan>,
-    /// The mixer.
-    pub mixer: MixerPlan,
-    /// The feed-forward.
-    pub feed_forward: FeedForwardPlan,
+    /// Side by side on the same input, their outputs added; a layer may have none.
+    pub mixers: Vec<MixerPlan>,
+    /// The feed-forward, where the layer has one.
+    pub feed_forward: Option<FeedForwardPlan>,
 }
 
 /// A whole model.
@@ -141,27 +141,36 @@ pub struct ModelPlan {
 }
 
 impl ModelPlan {
-    /// Attention mixers with the index of their decoder layer.
-    pub fn attention_layers(&self) -> impl Iterator<Item = (usize, &AttentionPlan)> {
-        self.layers.iter().enumerate().map(|(i, l)| match &l.mixer {
-            MixerPlan::Attention(a) => (i, a),
-        })
+    /// Every mixer with the index of its decoder layer. A mixer's place here is its
+    /// [`AttnLayer`](headway_attention::AttnLayer).
+    pub fn mixers(&self) -> impl Iterator<Item = (usize, &MixerPlan)> {
+        self.layers.iter().enumerate().flat_map(|(i, l)| l.mixers.iter().map(move |m| (i, m)))
+    }
+
+    /// Elements of activations that a token of a step takes.
+    pub fn activation_width(&self) -> usize {
+        let mixer = self.mixers().map(|(_, m)| m.activation_width()).max().unwrap_or(0);
+        let feed_forward = self.layers.iter().filter_map(|l| l.feed_forward.as_ref());
+        let feed_forward = feed_forward.map(FeedForwardPlan::activation_width).max().unwrap_or(0);
+        self.hidden_size.saturating_mul(3).saturating_add(mixer).saturating_add(feed_forward)
     }
 }
 
-impl ModelPlan {
-    /// Elements of activations that a token of a step takes.
+impl MixerPlan {
+    /// Elements that a token takes between the mixer's input and its output.
     pub fn activation_width(&self) -> usize {
-        let widest = |f: &dyn Fn(&LayerPlan) -> usize| self.layers.iter().map(f).max().unwrap_or(0);
-        let attention = widest(&|l| match &l.mixer {
-            MixerPlan::Attention(a) => a.qkv.out_features.saturating_add(a.o.in_features),
-        });
-        let feed_forward = widest(&|l| match &l.feed_forward {
-            FeedForwardPlan::Gated { gate_up, down, .. } => {
-                gate_up.out_features.saturating_add(down.in_features)
-            }
-        });
-        self.hidden_size.saturating_mul(3).saturating_add(attention).saturating_add(feed_forward)
+        match self {
+            Self::Attention(a) => a.qkv.out_features.saturating_add(a.o.in_features),
+        }
+    }
+}
+
+impl FeedForwardPlan {
+    /// Elements that a token takes between the feed-forward's input and its output.
+    pub fn activation_width(&self) -> usize {
+        match self {
+            Self::Gated { gate_up, down, .. } => gate_up.out_features.saturating_add(down.in_features),
+        }
     }
 }
 

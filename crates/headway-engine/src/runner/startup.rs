@@ -13,15 +13,14 @@ use crate::{
     loading::ModelFiles,
     models::{
         Decoder, ModelError, ModelPlan, arch,
-        decoder::{DecoderInput, StepLimits, WeightDType},
+        decoder::{DecoderInput, Kernels, StepLimits, WeightDType},
         needs::LayerNeeds,
-        plan::AttentionPlan,
     },
     options::{DTypeOption, EngineOptions, LoadFormat},
 };
 use headway_attention::{
-    AttentionArgs, AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool,
-    LayerArgs, LayerKernel, StepMetadata,
+    AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool, LayerArgs, LayerKernel,
+    StepMetadata,
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
@@ -170,31 +169,21 @@ fn load(
         max_model_len: decided.limits.max_model_len,
     };
     let total = decided.plan.layers.len();
-    let kernel = |layer: AttnLayer, a: &AttentionPlan| layer_kernel(decided, layer, a);
+    let mut make = |layer: AttnLayer, args: &LayerArgs<'_>| layer_kernel(decided, layer, args);
+    let kernels =
+        Kernels { activations: needs::ACTIVATIONS, kv_cache_dtype: decided.kv_dtype, make: &mut make };
     let plan = decided.plan.clone();
-    Ok(Decoder::load(plan, &*files.checkpoint, ops, dtype, limits, kernel, |n| progress(n, total))?)
+    Ok(Decoder::load(plan, &*files.checkpoint, ops, dtype, limits, kernels, |n| progress(n, total))?)
 }
 
 /// A layer's impl, from the backend that selection chose.
-fn layer_kernel(decided: &Decided, layer: AttnLayer, a: &AttentionPlan) -> Result<LayerKernel, ModelError> {
+fn layer_kernel(
+    decided: &Decided,
+    layer: AttnLayer,
+    args: &LayerArgs<'_>,
+) -> Result<LayerKernel, ModelError> {
     let backend: &Arc<dyn DynBackend> = &decided.selections[layer.0 as usize].backend;
-    let args = AttentionArgs {
-        layer,
-        num_heads: a.num_heads,
-        num_kv_heads: a.num_kv_heads,
-        head_size: a.head_size,
-        head_size_v: a.head_size,
-        scale: a.scale,
-        sliding_window: a.sliding_window,
-        logit_soft_cap: a.logit_soft_cap,
-        alibi_slopes: None,
-        sinks: None,
-        dtype: needs::ACTIVATIONS,
-        kv_cache_dtype: decided.kv_dtype,
-        k_scale: 1.0,
-        v_scale: 1.0,
-    };
-    Ok(backend.layer(&LayerArgs::Standard(args), &decided.configs[&*backend.rules().name])?)
+    Ok(backend.layer(args, &decided.configs[&*backend.rules().name])?)
 }
 
 /// Builders, cache and input buffers around a loaded decoder.

@@ -118,8 +118,8 @@ fn gemma(
             post_mixer_norm: Some(n.norm("post_attention_layernorm", 1.0)),
             pre_ffn_norm: Some(n.norm("pre_feedforward_layernorm", 1.0)),
             post_ffn_norm: Some(n.norm("post_feedforward_layernorm", 1.0)),
-            mixer: MixerPlan::Attention(attention(i, n)?),
-            feed_forward: n.gated(s, act, false),
+            mixers: vec![MixerPlan::Attention(attention(i, n)?)],
+            feed_forward: Some(n.gated(s, act, false)),
         })
     })?;
     let mut plan = model(c, s, ropes, layers, true)?;
@@ -180,7 +180,7 @@ pub(super) fn gemma3(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
             sliding_window,
             logit_soft_cap: cap,
             qk_norm: Some(n.qk_norm(1.0, true)),
-            rope: usize::from(sliding_window.is_some()),
+            rope: Some(usize::from(sliding_window.is_some())),
             ..n.attention(&s, bias, bias)
         })
     })
@@ -213,11 +213,11 @@ pub(super) fn olmo2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
             post_mixer_norm: Some(n.norm("post_attention_layernorm", 0.0)),
             pre_ffn_norm: None,
             post_ffn_norm: Some(n.norm("post_feedforward_layernorm", 0.0)),
-            mixer: MixerPlan::Attention(AttentionPlan {
+            mixers: vec![MixerPlan::Attention(AttentionPlan {
                 qk_norm: Some(n.qk_norm(0.0, false)),
                 ..n.attention(&s, bias, bias)
-            }),
-            feed_forward: n.gated(&s, act, false),
+            })],
+            feed_forward: Some(n.gated(&s, act, false)),
         })
     })?;
     model(c, &s, vec![rope], layers, false)

@@ -170,7 +170,7 @@ impl<'a> Header<'a> {
             qkv: LinearPlan::stacked(qkv.map(part), self.hidden),
             o: LinearPlan::single(format!("blk.{layer}.attn_output.weight"), None, q, self.hidden),
             qk_norm: None,
-            rope: 0,
+            rope: Some(0),
             sliding_window: None,
             logit_soft_cap: None,
         }
@@ -194,8 +194,8 @@ impl<'a> Header<'a> {
             post_mixer_norm: None,
             pre_ffn_norm: Some(self.norm(layer, "ffn_norm")),
             post_ffn_norm: None,
-            mixer: MixerPlan::Attention(attention),
-            feed_forward: self.gated(layer, Activation::Silu),
+            mixers: vec![MixerPlan::Attention(attention)],
+            feed_forward: Some(self.gated(layer, Activation::Silu)),
         }
     }
 
@@ -253,7 +253,7 @@ fn gemma3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
                 post_mixer_norm: Some(h.norm(i, "post_attention_norm")),
                 pre_ffn_norm: Some(h.norm(i, "ffn_norm")),
                 post_ffn_norm: Some(h.norm(i, "post_ffw_norm")),
-                mixer: MixerPlan::Attention(AttentionPlan {
+                mixers: vec![MixerPlan::Attention(AttentionPlan {
                     scale: (scaled_by as f64).powf(-0.5) as f32,
                     qk_norm: Some(QkNormPlan {
                         q: h.norm(i, "attn_q_norm"),
@@ -261,10 +261,10 @@ fn gemma3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
                         per_head: true,
                     }),
                     sliding_window,
-                    rope: usize::from(sliding_window.is_some()),
+                    rope: Some(usize::from(sliding_window.is_some())),
                     ..h.attention(i, false)
-                }),
-                feed_forward: h.gated(i, Activation::GeluTanh),
+                })],
+                feed_forward: Some(h.gated(i, Activation::GeluTanh)),
             }
         })
         .collect();

@@ -111,12 +111,10 @@ impl Names {
     }
 
     pub(super) fn fused_gated(&self, module: &str, s: &Sizes, activation: Activation) -> FeedForwardPlan {
-        match self.gated(s, activation, false) {
-            FeedForwardPlan::Gated { gate_up, down, activation } => FeedForwardPlan::Gated {
-                gate_up: LinearPlan::single(self.weight(module), None, s.hidden, gate_up.out_features),
-                down,
-                activation,
-            },
+        FeedForwardPlan::Gated {
+            gate_up: LinearPlan::single(self.weight(module), None, s.hidden, 2 * s.intermediate),
+            down: LinearPlan::stacked([self.part("mlp.down_proj", false, s.hidden)], s.intermediate),
+            activation,
         }
     }
 
@@ -137,8 +135,8 @@ impl Names {
             post_mixer_norm: None,
             pre_ffn_norm: Some(self.norm("post_attention_layernorm", 0.0)),
             post_ffn_norm: None,
-            mixer: MixerPlan::Attention(attention),
-            feed_forward,
+            mixers: vec![MixerPlan::Attention(attention)],
+            feed_forward: Some(feed_forward),
         }
     }
 
@@ -152,7 +150,7 @@ impl Names {
             qkv: self.qkv(s, qkv_bias),
             o: self.o(s, o_bias),
             qk_norm: None,
-            rope: 0,
+            rope: Some(0),
             sliding_window: None,
             logit_soft_cap: None,
         }

@@ -12,7 +12,7 @@ mod state;
 
 pub use state::StateDims;
 
-use super::{ModelError, ModelPlan, arch};
+use super::{ModelError, ModelPlan, arch, plan::MixerPlan};
 use crate::loading::GgufFile;
 use config::Config;
 use headway_attention::process::rules::AttnType;
@@ -173,17 +173,17 @@ impl ModelNeeds {
 impl LayerNeeds {
     /// The needs of a plan that this engine runs.
     pub fn of_plan(plan: &ModelPlan) -> Vec<Self> {
-        plan.attention_layers()
-            .map(|(layer, a)| Self {
-                layer,
-                mixer: MixerNeeds::Attention(AttentionNeeds {
+        let needs = |(layer, mixer): (usize, &MixerPlan)| {
+            let mixer = match mixer {
+                MixerPlan::Attention(a) => MixerNeeds::Attention(AttentionNeeds {
                     reach: a.sliding_window.map_or(Reach::All, Reach::Window),
                     logit_soft_cap: a.logit_soft_cap.is_some(),
                     ..AttentionNeeds::new(a.num_heads, a.num_kv_heads, a.head_size)
                 }),
-                shares_cache_of: None,
-            })
-            .collect()
+            };
+            Self { layer, mixer, shares_cache_of: None }
+        };
+        plan.mixers().map(needs).collect()
     }
 }
 

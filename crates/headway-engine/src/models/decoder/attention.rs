@@ -1,0 +1,126 @@
+//! Softmax attention: projections, norms, rotary embedding, the backend's kernel, output projection.
+
+use super::{
+    buffers::Buffers,
+    kernels::{Kernels, wrong_kind},
+    step::Step,
+};
+use crate::models::{ModelError, ModelPlan, load::Loader, plan::AttentionPlan};
+use headway_attention::{AttentionArgs, AttnLayer, DynAttention, KvPool, LayerArgs, LayerKernel, Qkv};
+use headway_tensor::{Linear, RopeStyle, Tensor};
+use std::{ops::Range, sync::Arc};
+
+pub(super) struct Attention {
+    layer: AttnLayer,
+    kernel: Box<dyn DynAttention>,
+    qkv: Arc<dyn Linear>,
+    o: Arc<dyn Linear>,
+    qk_norm: Option<(Tensor, Tensor, bool)>,
+    rope: Option<(usize, RopeStyle)>,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_size: usize,
+}
+
+impl Attention {
+    pub fn load(
+        loader: &Loader<'_>,
+        model: &ModelPlan,
+        a: &AttentionPlan,
+        layer: AttnLayer,
+        kernels: &mut Kernels<'_>,
+    ) -> Result<Self, ModelError> {
+        let args = LayerArgs::Standard(AttentionArgs {
+            layer,
+            num_heads: a.num_heads,
+            num_kv_heads: a.num_kv_heads,
+            head_size: a.head_size,
+            head_size_v: a.head_size,
+            scale: a.scale,
+            sliding_window: a.sliding_window,
+            logit_soft_cap: a.logit_soft_cap,
+            alibi_slopes: None,
+            sinks: None,
+            dtype: kernels.activations,
+            kv_cache_dtype: kernels.kv_cache_dtype,
+            k_scale: 1.0,
+            v_scale: 1.0,
+        });
+        let LayerKernel::Standard(kernel) = (kernels.make)(layer, &args)? else {
+            return Err(wrong_kind(loader.checkpoint.describe(), layer, "standard attention"));
+        };
+        let qk_norm = match &a.qk_norm {
+            None => None,
+            Some(n) => {
+                let width = |heads| a.head_size * if n.per_head { 1 } else { heads };
+                let (q, k) = (width(a.num_heads), width(a.num_kv_heads));
+                Some((loader.norm(&n.q, q)?, loader.norm(&n.k, k)?, n.per_head))
+            }
+        };
+        Ok(Self {
+            layer,
+            kernel,
+            qkv: loader.linear(&a.qkv)?,
+            o: loader.linear(&a.o)?,
+            qk_norm,
+            rope: a.rope.map(|r| (r, model.ropes[r].style)),
+            num_heads: a.num_heads,
+            num_kv_heads: a.num_kv_heads,
+            head_size: a.head_size,
+        })
+    }
+
+    /// From the layer's input to `mixed`.
+    pub fn run(
+        &self,
+        s: &Step<'_>,
+        b: &mut Buffers,
+        normed: bool,
+        kv: &mut KvPool,
+    ) -> Result<(), ModelError> {
+        self.project(s, b, normed)?;
+        self.attend(s, b, kv)
+    }
+
+    /// Columns of q, k and v in the fused projection.
+    fn columns(&self) -> [Range<usize>; 3] {
+        let (q, kv) = (self.num_heads * self.head_size, self.num_kv_heads * self.head_size);
+        [0..q, q..q + kv, q + kv..q + 2 * kv]
+    }
+
+    /// Queries, keys and values: projected, normed, rotated.
+    fn project(&self, s: &Step<'_>, b: &mut Buffers, normed: bool) -> Result<(), ModelError> {
+        let x = if normed { &b.normed } else { &b.hidden };
+        let width = (self.num_heads + 2 * self.num_kv_heads) * self.head_size;
+        let shape = [s.n, width];
+        s.ops.linear(&*self.qkv, x.view_as(&[s.n, s.hidden])?, b.qkv.view_mut_as(&shape)?)?;
+        let [q, k, _] = self.columns();
+        if let Some((qw, kw, per_head)) = &self.qk_norm {
+            for (cols, heads, w) in [(q.clone(), self.num_heads, qw), (k.clone(), self.num_kv_heads, kw)] {
+                let x = b.qkv.view_mut_as(&shape)?.cols(cols)?;
+                s.ops.rms_norm_in_place(if *per_head { x.heads(heads)? } else { x }, w, s.eps)?;
+            }
+        }
+        let Some((table, style)) = self.rope else { return Ok(()) };
+        // q and k lie side by side, so one call rotates the heads of both.
+        let x = b.qkv.view_mut_as(&shape)?.cols(0..k.end)?.heads(self.num_heads + self.num_kv_heads)?;
+        Ok(s.ops.rope(x, s.positions, &s.ropes[table], style)?)
+    }
+
+    /// Cache write, kernel, output projection.
+    fn attend(&self, s: &Step<'_>, b: &mut Buffers, kv: &mut KvPool) -> Result<(), ModelError> {
+        let width = (self.num_heads + 2 * self.num_kv_heads) * self.head_size;
+        let qkv = b.qkv.view_as(&[s.n, width])?;
+        let [q, k, v] = self.columns();
+        let x = Qkv {
+            q: qkv.cols(q)?.heads(self.num_heads)?,
+            k: qkv.cols(k)?.heads(self.num_kv_heads)?,
+            v: qkv.cols(v)?.heads(self.num_kv_heads)?,
+        };
+        let out = b.heads.view_mut_as(&[s.n, self.num_heads, self.head_size])?;
+        let entry = s.metadata.layer(self.layer)?;
+        self.kernel.run(s.ops, &x, &mut kv.layer(self.layer)?, entry, out)?;
+        let heads = b.heads.view_as(&[s.n, self.num_heads * self.head_size])?;
+        Ok(s.ops.linear(&*self.o, heads, b.mixed.view_mut_as(&[s.n, s.hidden])?)?)
+    }
+}

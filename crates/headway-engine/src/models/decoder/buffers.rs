@@ -1,0 +1,97 @@
+//! Activations of a step, `[max_num_tokens, width]` each, float32 on the CPU. Sized once for the widest
+//! layer of the plan; a step takes views.
+
+use super::StepLimits;
+use crate::models::{
+    ModelError, ModelPlan,
+    plan::{FeedForwardPlan, MixerPlan},
+};
+use headway_tensor::{DType, Ops, Tensor};
+
+/// What all layers share. A mixer reads `normed` or `hidden`, and leaves its output in `mixed`; so does a
+/// feed-forward.
+pub(super) struct Buffers {
+    /// The residual stream.
+    pub hidden: Tensor,
+    /// The stream, normed for the block that reads it next.
+    pub normed: Tensor,
+    /// A block's output.
+    pub mixed: Tensor,
+    /// The outputs of mixers beside the first; no rows where every layer has one at most.
+    pub beside: Tensor,
+    pub qkv: Tensor,
+    pub heads: Tensor,
+    pub gate_up: Tensor,
+    pub gated: Tensor,
+    /// Rows whose logits are wanted.
+    pub last: Tensor,
+    pub logits: Tensor,
+}
+
+/// The widths that a plan's layers need at most.
+#[derive(Default)]
+struct Widths {
+    qkv: usize,
+    heads: usize,
+    gate_up: usize,
+    gated: usize,
+}
+
+impl Widths {
+    fn of(plan: &ModelPlan) -> Self {
+        let mut w = Self::default();
+        for (_, mixer) in plan.mixers() {
+            match mixer {
+                MixerPlan::Attention(a) => {
+                    w.qkv = w.qkv.max(a.qkv.out_features);
+                    w.heads = w.heads.max(a.o.in_features);
+                }
+            }
+        }
+        for feed_forward in plan.layers.iter().filter_map(|l| l.feed_forward.as_ref()) {
+            match feed_forward {
+                FeedForwardPlan::Gated { gate_up, down, .. } => {
+                    w.gate_up = w.gate_up.max(gate_up.out_features);
+                    w.gated = w.gated.max(down.in_features);
+                }
+            }
+        }
+        w
+    }
+}
+
+impl Buffers {
+    pub fn new(ops: &dyn Ops, plan: &ModelPlan, limits: StepLimits) -> Result<Self, ModelError> {
+        let zeros = |rows, width| Tensor::zeros(ops, DType::F32, &[rows, width]);
+        let (n, h, w) = (limits.max_num_tokens, plan.hidden_size, Widths::of(plan));
+        let beside = if plan.layers.iter().any(|l| l.mixers.len() > 1) { n } else { 0 };
+        Ok(Self {
+            hidden: zeros(n, h)?,
+            normed: zeros(n, h)?,
+            mixed: zeros(n, h)?,
+            beside: zeros(beside, h)?,
+            qkv: zeros(n, w.qkv)?,
+            heads: zeros(n, w.heads)?,
+            gate_up: zeros(n, w.gate_up)?,
+            gated: zeros(n, w.gated)?,
+            last: zeros(limits.max_num_logits, h)?,
+            logits: zeros(limits.max_num_logits, plan.vocab_size)?,
+        })
+    }
+
+    pub fn bytes(&self) -> usize {
+        let all = [
+            &self.hidden,
+            &self.normed,
+            &self.mixed,
+            &self.beside,
+            &self.qkv,
+            &self.heads,
+            &self.gate_up,
+            &self.gated,
+            &self.last,
+            &self.logits,
+        ];
+        all.into_iter().map(Tensor::bytes).sum()
+    }
+}

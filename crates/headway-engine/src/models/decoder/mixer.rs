@@ -1,0 +1,36 @@
+//! What mixes tokens in a layer: one variant a kind of mixer, each in its own file.
+
+use super::{attention::Attention, buffers::Buffers, kernels::Kernels, step::Step};
+use crate::models::{ModelError, ModelPlan, load::Loader, plan::MixerPlan};
+use headway_attention::{AttnLayer, KvPool};
+
+pub(super) enum Mixer {
+    Attention(Attention),
+}
+
+impl Mixer {
+    pub fn load(
+        loader: &Loader<'_>,
+        model: &ModelPlan,
+        plan: &MixerPlan,
+        layer: AttnLayer,
+        kernels: &mut Kernels<'_>,
+    ) -> Result<Self, ModelError> {
+        Ok(match plan {
+            MixerPlan::Attention(a) => Self::Attention(Attention::load(loader, model, a, layer, kernels)?),
+        })
+    }
+
+    /// From the layer's input (`normed` says which) to `mixed`.
+    pub fn run(
+        &self,
+        s: &Step<'_>,
+        b: &mut Buffers,
+        normed: bool,
+        kv: &mut KvPool,
+    ) -> Result<(), ModelError> {
+        match self {
+            Self::Attention(a) => a.run(s, b, normed, kv),
+        }
+    }
+}

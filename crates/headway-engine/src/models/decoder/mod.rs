@@ -1,0 +1,250 @@
+//! The decoder that runs a plan: one forward pass for every model. Buffers are sized once, for the
+//! largest step; a step allocates nothing.
+
+mod attention;
+mod buffers;
+mod feed_forward;
+mod kernels;
+mod mixer;
+mod step;
+
+pub use super::load::{Taken, WeightDType};
+pub use kernels::Kernels;
+
+use super::{
+    ModelError, ModelPlan,
+    load::Loader,
+    plan::{LayerPlan, LinearPlan, NormPlan},
+    unused::unused,
+};
+use crate::loading::Checkpoint;
+use buffers::Buffers;
+use feed_forward::FeedForward;
+use headway_attention::{AttnLayer, KvPool, StepMetadata};
+use headway_tensor::{Linear, Ops, Tensor, TensorMut, View};
+use mixer::Mixer;
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
+use step::Step;
+
+/// The most that a step can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// New tokens.
+    pub max_num_tokens: usize,
+    /// Rows of logits.
+    pub max_num_logits: usize,
+    /// Positions of a request.
+    pub max_model_len: usize,
+}
+
+/// One step's rows.
+pub struct DecoderInput<'a> {
+    /// `[num_tokens]`.
+    pub token_ids: &'a View<i32>,
+    /// `[num_tokens]`.
+    pub positions: &'a View<i32>,
+    /// Rows whose logits are wanted.
+    pub logits_rows: &'a View<i32>,
+}
+
+/// A loaded model on a device.
+pub struct Decoder {
+    plan: ModelPlan,
+    embedding: Arc<dyn Linear>,
+    lm_head: Arc<dyn Linear>,
+    final_norm: Tensor,
+    ropes: Vec<Tensor>,
+    layers: Vec<Layer>,
+    buffers: Buffers,
+    unused: Vec<String>,
+    taken: Taken,
+}
+
+struct Layer {
+    pre_mixer_norm: Option<Tensor>,
+    post_mixer_norm: Option<Tensor>,
+    pre_ffn_norm: Option<Tensor>,
+    post_ffn_norm: Option<Tensor>,
+    mixers: Vec<Mixer>,
+    feed_forward: Option<FeedForward>,
+}
+
+impl Decoder {
+    /// Loads every weight that the plan names. `kernels` makes each mixer's impl; `progress` hears of
+    /// each finished layer.
+    ///
+    /// # Errors
+    /// A missing tensor or one of another shape, by name; formats without a kernel; no memory.
+    pub fn load(
+        plan: ModelPlan,
+        checkpoint: &dyn Checkpoint,
+        ops: &dyn Ops,
+        dtype: WeightDType,
+        limits: StepLimits,
+        mut kernels: Kernels<'_>,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Self, ModelError> {
+        let loader = Loader { checkpoint, ops, dtype, used: RefCell::default(), taken: Cell::default() };
+        let embedding = LinearPlan::single(plan.embedding.clone(), None, plan.hidden_size, plan.vocab_size);
+        let (embedding, lm_head) = match &plan.lm_head {
+            None => {
+                let both = loader.linear(&embedding)?;
+                (both.clone(), both)
+            }
+            Some(head) => (loader.table(&embedding)?, loader.linear(head)?),
+        };
+        let final_norm = loader.norm(&plan.final_norm, plan.hidden_size)?;
+        let ropes = plan
+            .ropes
+            .iter()
+            .map(|r| {
+                let shape = [limits.max_model_len, r.rotary_dim / 2, 2];
+                Tensor::from_slice(ops, &r.table(limits.max_model_len), &shape)
+            })
+            .collect::<Result<_, _>>()?;
+        let mut layers = Vec::with_capacity(plan.layers.len());
+        let mut next = 0;
+        for (i, l) in plan.layers.iter().enumerate() {
+            layers.push(Layer::load(&loader, &plan, l, AttnLayer(next), &mut kernels)?);
+            next += l.mixers.len() as u32;
+            progress(i + 1);
+        }
+        let taken = loader.taken.get();
+        let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
+        let buffers = Buffers::new(ops, &plan, limits)?;
+        Ok(Self { plan, embedding, lm_head, final_norm, ropes, layers, buffers, unused, taken })
+    }
+
+    /// The plan that this runs.
+    pub fn plan(&self) -> &ModelPlan {
+        &self.plan
+    }
+
+    /// Tensors of the files that the plan doesn't name.
+    pub fn unused_tensors(&self) -> &[String] {
+        &self.unused
+    }
+
+    /// What the device holds of the weights in a form of its own, and how long that took.
+    pub fn taken(&self) -> Taken {
+        self.taken
+    }
+
+    /// Bytes of the activation buffers.
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffers.bytes()
+    }
+
+    /// Runs one step and returns the logits of the wanted rows, `[logits_rows, vocab_size]`.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary, a position past the table, metadata of another step.
+    pub fn forward(
+        &mut self,
+        ops: &dyn Ops,
+        input: &DecoderInput<'_>,
+        step: &StepMetadata,
+        kv: &mut KvPool,
+    ) -> Result<TensorMut<'_>, ModelError> {
+        let s = Step {
+            ops,
+            n: input.token_ids.len(),
+            hidden: self.plan.hidden_size,
+            eps: self.plan.rms_norm_eps,
+            positions: input.positions,
+            ropes: &self.ropes,
+            metadata: step,
+        };
+        let b = &mut self.buffers;
+        let first = b.hidden.view_mut_as(&[s.n, s.hidden])?;
+        ops.embed(&*self.embedding, input.token_ids, self.plan.embedding_scale, first)?;
+        if let Some(w) = self.layers.first().and_then(Layer::first_norm) {
+            s.norm(b, w)?;
+        }
+        for (i, layer) in self.layers.iter().enumerate() {
+            layer.run(&s, b, kv, self.layers.get(i + 1).and_then(Layer::first_norm))?;
+        }
+        self.head(ops, s.n, input.logits_rows)
+    }
+
+    /// Final norm and head, for the wanted rows alone.
+    fn head(&mut self, ops: &dyn Ops, n: usize, rows: &View<i32>) -> Result<TensorMut<'_>, ModelError> {
+        let (b, hidden) = (&mut self.buffers, self.plan.hidden_size);
+        let shape = [rows.len(), hidden];
+        ops.gather_rows(b.hidden.view_as(&[n, hidden])?, rows, b.last.view_mut_as(&shape)?)?;
+        ops.rms_norm_in_place(b.last.view_mut_as(&shape)?, &self.final_norm, self.plan.rms_norm_eps)?;
+        let out = [rows.len(), self.plan.vocab_size];
+        ops.linear(&*self.lm_head, b.last.view_as(&shape)?, b.logits.view_mut_as(&out)?)?;
+        if self.plan.logit_scale != 1.0 || self.plan.final_logit_soft_cap.is_some() {
+            let cap = self.plan.final_logit_soft_cap;
+            ops.scale_and_cap(b.logits.view_mut_as(&out)?, self.plan.logit_scale, cap)?;
+        }
+        Ok(self.buffers.logits.view_mut_as(&out)?)
+    }
+}
+
+impl Layer {
+    /// `first` is the number of its first mixer.
+    fn load(
+        loader: &Loader<'_>,
+        plan: &ModelPlan,
+        l: &LayerPlan,
+        first: AttnLayer,
+        kernels: &mut Kernels<'_>,
+    ) -> Result<Self, ModelError> {
+        let norm = |n: &Option<NormPlan>| n.as_ref().map(|n| loader.norm(n, plan.hidden_size)).transpose();
+        let mixers = (first.0..).zip(&l.mixers);
+        let mixers = mixers.map(|(i, m)| Mixer::load(loader, plan, m, AttnLayer(i), kernels));
+        Ok(Self {
+            mixers: mixers.collect::<Result<_, _>>()?,
+            pre_mixer_norm: norm(&l.pre_mixer_norm)?,
+            post_mixer_norm: norm(&l.post_mixer_norm)?,
+            pre_ffn_norm: norm(&l.pre_ffn_norm)?,
+            post_ffn_norm: norm(&l.post_ffn_norm)?,
+            feed_forward: l.feed_forward.as_ref().map(|f| FeedForward::load(loader, f)).transpose()?,
+        })
+    }
+
+    /// The norm of what its first block reads.
+    fn first_norm(&self) -> Option<&Tensor> {
+        if self.mixers.is_empty() { self.pre_ffn_norm.as_ref() } else { self.pre_mixer_norm.as_ref() }
+    }
+
+    /// Mixers, then feed-forward; `next` is the norm of what the next layer's first block reads.
+    fn run(
+        &self,
+        s: &Step<'_>,
+        b: &mut Buffers,
+        kv: &mut KvPool,
+        next: Option<&Tensor>,
+    ) -> Result<(), ModelError> {
+        self.mix(s, b, kv)?;
+        if !self.mixers.is_empty() {
+            let after = if self.feed_forward.is_some() { self.pre_ffn_norm.as_ref() } else { next };
+            s.join(b, self.post_mixer_norm.as_ref(), after)?;
+        }
+        if let Some(f) = &self.feed_forward {
+            f.run(s, b, self.pre_ffn_norm.is_some())?;
+            s.join(b, self.post_ffn_norm.as_ref(), next)?;
+        }
+        Ok(())
+    }
+
+    /// The sum of the mixers' outputs, into `mixed`.
+    fn mix(&self, s: &Step<'_>, b: &mut Buffers, kv: &mut KvPool) -> Result<(), ModelError> {
+        let shape = [s.n, s.hidden];
+        for (i, mixer) in self.mixers.iter().enumerate() {
+            if i > 0 {
+                std::mem::swap(&mut b.mixed, &mut b.beside);
+            }
+            mixer.run(s, b, self.pre_mixer_norm.is_some(), kv)?;
+            if i > 0 {
+                s.ops.add(b.mixed.view_mut_as(&shape)?, b.beside.view_as(&shape)?)?;
+            }
+        }
+        Ok(())
+    }
+}

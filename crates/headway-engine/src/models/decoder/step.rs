@@ -1,0 +1,52 @@
+//! What every block of a step needs, and how a block's output joins the residual stream.
+
+use super::buffers::Buffers;
+use crate::models::ModelError;
+use headway_attention::StepMetadata;
+use headway_tensor::{Ops, Tensor, View};
+
+/// One step, as the blocks see it.
+pub(super) struct Step<'a> {
+    pub ops: &'a dyn Ops,
+    /// New tokens.
+    pub n: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Of every RMS norm.
+    pub eps: f32,
+    /// `[n]`.
+    pub positions: &'a View<i32>,
+    /// Tables of the plan's rotary embeddings.
+    pub ropes: &'a [Tensor],
+    /// Every attention group's metadata.
+    pub metadata: &'a StepMetadata,
+}
+
+impl Step<'_> {
+    /// Adds a block's output (normed first, where the plan says so) to the residual stream, and norms
+    /// the stream for the next block where that one reads it normed.
+    pub fn join(
+        &self,
+        b: &mut Buffers,
+        post: Option<&Tensor>,
+        next: Option<&Tensor>,
+    ) -> Result<(), ModelError> {
+        let shape = [self.n, self.hidden];
+        if let Some(w) = post {
+            self.ops.rms_norm_in_place(b.mixed.view_mut_as(&shape)?, w, self.eps)?;
+        }
+        let (x, acc) = (b.mixed.view_as(&shape)?, b.hidden.view_mut_as(&shape)?);
+        match next {
+            Some(w) => self.ops.add_rms_norm(acc, x, w, self.eps, b.normed.view_mut_as(&shape)?)?,
+            None => self.ops.add(acc, x)?,
+        }
+        Ok(())
+    }
+
+    /// Norms the stream for a block that follows no other.
+    pub fn norm(&self, b: &mut Buffers, weight: &Tensor) -> Result<(), ModelError> {
+        let shape = [self.n, self.hidden];
+        let out = b.normed.view_mut_as(&shape)?;
+        Ok(self.ops.rms_norm(b.hidden.view_as(&shape)?, weight, self.eps, out)?)
+    }
+}

@@ -41,7 +41,7 @@ fn ways() -> impl Iterator<Item = (String, EngineOptions)> {
 
 fn tiny(way: &str, compute: Compute, options: &EngineOptions) -> Result<Table, String> {
     walk::all_tiny(compute, way, |golden, dir| {
-        if !is_known(&golden.model.architecture, &golden.model.name) {
+        if !is_known(&golden.model.architecture) {
             return Ok(None);
         }
         Ok(Some(Box::new(UnderTest::open(dir, options)?)))

@@ -19,9 +19,7 @@ fn report(table: &Table) {
 
 fn walk_tiny(compute: Compute, way: &str, options: &EngineOptions, only: Option<&str>) -> Table {
     walk::all_tiny(compute, way, |golden, dir| {
-        if only.is_some_and(|o| o != golden.model.name)
-            || !is_known(&golden.model.architecture, &golden.model.name)
-        {
+        if only.is_some_and(|o| o != golden.model.name) || !is_known(&golden.model.architecture) {
             return Ok(None);
         }
         Ok(Some(Box::new(UnderTest::open(dir, options)?)))

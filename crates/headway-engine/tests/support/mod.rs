@@ -89,10 +89,8 @@ pub fn options(dtype: &str) -> EngineOptions {
 }
 
 /// Architectures that the engine runs, by what a tiny golden says.
-pub fn is_known(architecture: &str, model: &str) -> bool {
-    // YaRN is not among the rope scalings yet.
+pub fn is_known(architecture: &str) -> bool {
     headway_engine::models::arch::known().split(&[',', ';'][..]).any(|k| k.trim() == architecture)
-        && !model.contains("yarn")
 }
 
 /// A real model by its name and the file name in a models directory: from `HEADWAY_MODELS_DIR`, or fetched

@@ -148,7 +148,13 @@ fn configs_that_can_not_be() {
         ("rms_norm_eps", json!(-1), "rms_norm_eps is -1"),
         ("rope_theta", json!(0), "theta 0"),
         ("rope_scaling", json!(5), "rope_scaling is 5"),
-        ("rope_scaling", json!({"type": "yarn", "factor": 2}), "rope scaling of type yarn is not supported"),
+        ("rope_scaling", json!({"type": "ntk", "factor": 2}), "rope scaling of type ntk is not supported"),
+        ("rope_scaling", json!({"type": "yarn"}), "rope_scaling.factor is missing for type yarn"),
+        (
+            "rope_scaling",
+            json!({"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2}),
+            "below beta_slow 2",
+        ),
         ("hidden_act", json!("foo"), "activation foo is not supported"),
         ("tie_word_embeddings", json!("yes"), "true or false is needed"),
     ] {

@@ -4,7 +4,7 @@
 
 use crate::models::{
     ModelError,
-    rope::{RopePlan, RopeScaling},
+    rope::{RopePlan, RopeScaling, Yarn},
 };
 use headway_tensor::RopeStyle;
 use serde_json::Value;
@@ -138,6 +138,9 @@ impl<'a> ConfigReader<'a> {
             Some(v) => return Err(self.error("rope_scaling", format!("is {v}; an object is needed"))),
             None => None,
         };
+        if theta <= 1.0 && matches!(scaling, Some(RopeScaling::Yarn(_))) {
+            return Err(self.error("rope_theta", format!("is {theta}; YaRN needs one above 1")));
+        }
         Ok(RopePlan { theta, rotary_dim, style: RopeStyle::Halves, scaling })
     }
 
@@ -165,11 +168,12 @@ impl<'a> ConfigReader<'a> {
                 high_freq_factor: positive("high_freq_factor")?,
                 original_max_position_embeddings: positive("original_max_position_embeddings")?,
             }),
+            "yarn" => Some(RopeScaling::Yarn(self.yarn(v)?)),
             "longrope" | "su" => Some(self.longrope(v, rotary_dim)?),
             other => {
                 return Err(self.unsupported(
                     format!("rope scaling of type {other}"),
-                    "supported: default, linear, llama3, longrope",
+                    "supported: default, linear, llama3, longrope, yarn",
                 ));
             }
         })
@@ -200,5 +204,50 @@ impl<'a> ConfigReader<'a> {
             None => (1.0 + scale.ln() / original.ln()).sqrt(),
         };
         Ok(RopeScaling::PerFrequency { factors, attention_factor })
+    }
+
+    /// YaRN, with the defaults that Hugging Face transformers gives to what the config leaves out.
+    fn yarn(&self, v: &Value) -> Result<Yarn, ModelError> {
+        let name = |field: &str| format!("rope_scaling.{field}");
+        let number = |field: &str| match v.get(field).filter(|x| !x.is_null()) {
+            Some(x) => self.number(&name(field), x).map(Some),
+            None => Ok(None),
+        };
+        let above = |field: &str, least: f64| match number(field)? {
+            Some(x) if x <= least => {
+                Err(self.error(&name(field), format!("is {x}; a number above {least} is needed")))
+            }
+            x => Ok(x),
+        };
+        let max = || self.usize("max_position_embeddings").map(|n| n as f64);
+        let original = above("original_max_position_embeddings", 1.0)?;
+        let factor = match (above("factor", 0.0)?, original) {
+            (Some(factor), _) => factor,
+            (None, Some(original)) => max()? / original,
+            (None, None) => return Err(self.error(&name("factor"), "is missing for type yarn")),
+        };
+        let (fast, slow) =
+            (above("beta_fast", 0.0)?.unwrap_or(32.0), above("beta_slow", 0.0)?.unwrap_or(1.0));
+        if fast < slow {
+            let why = format!("is {fast}, below beta_slow {slow}; the usual values are 32 and 1");
+            return Err(self.error(&name("beta_fast"), why));
+        }
+        let truncate = match v.get("truncate").filter(|x| !x.is_null()) {
+            None => true,
+            Some(x) => x
+                .as_bool()
+                .ok_or_else(|| self.error(&name("truncate"), format!("is {x}; true or false is needed")))?,
+        };
+        let (mscale, all) = (number("mscale")?.unwrap_or(0.0), number("mscale_all_dim")?.unwrap_or(0.0));
+        Ok(Yarn {
+            factor,
+            original_max_position_embeddings: original.map_or_else(max, Ok)?,
+            beta_fast: fast,
+            beta_slow: slow,
+            truncate,
+            attention_factor: above("attention_factor", 0.0)?
+                .unwrap_or_else(|| Yarn::default_attention_factor(factor, mscale, all)),
+            mscale_all_dim: all,
+        })
     }
 }

@@ -1,6 +1,10 @@
 //! Rotary position embeddings (RoFormer, arXiv 2104.09864) as a table of cosines and sines, with the
 //! scalings that published models use.
 
+mod yarn;
+
+pub use yarn::Yarn;
+
 use headway_tensor::RopeStyle;
 
 /// How the frequencies are changed for contexts longer than the training's.
@@ -22,6 +26,8 @@ pub enum RopeScaling {
         /// Context of the training.
         original_max_position_embeddings: f64,
     },
+    /// YaRN, by wavelength.
+    Yarn(Yarn),
     /// A divisor for each frequency (LongRoPE, arXiv 2402.13753; GGUF's `rope_freqs`), and a factor on
     /// the rotated vectors.
     PerFrequency {
@@ -49,37 +55,40 @@ impl RopePlan {
     /// The angle a position, of each pair: `[rotary_dim / 2]`.
     pub fn inverse_frequencies(&self) -> Vec<f64> {
         let half = self.rotary_dim / 2;
-        (0..half)
-            .map(|i| {
-                let f = self.theta.powf(-((2 * i) as f64) / self.rotary_dim as f64);
-                match &self.scaling {
-                    None => f,
-                    Some(RopeScaling::Linear { factor }) => f / factor,
-                    Some(RopeScaling::PerFrequency { factors, .. }) => {
-                        f / factors.get(i).copied().unwrap_or(1.0)
-                    }
-                    Some(RopeScaling::Llama3 {
-                        factor,
-                        low_freq_factor,
-                        high_freq_factor,
-                        original_max_position_embeddings,
-                    }) => llama3(
-                        f,
-                        *factor,
-                        *low_freq_factor,
-                        *high_freq_factor,
-                        *original_max_position_embeddings,
-                    ),
-                }
-            })
-            .collect()
+        let mut all: Vec<f64> =
+            (0..half).map(|i| self.theta.powf(-((2 * i) as f64) / self.rotary_dim as f64)).collect();
+        match &self.scaling {
+            None => {}
+            Some(RopeScaling::Linear { factor }) => all.iter_mut().for_each(|f| *f /= factor),
+            Some(RopeScaling::PerFrequency { factors, .. }) => {
+                all.iter_mut().zip(factors).for_each(|(f, divisor)| *f /= divisor);
+            }
+            Some(RopeScaling::Yarn(yarn)) => yarn.scale(&mut all, self.theta),
+            Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings: original,
+            }) => all.iter_mut().for_each(|f| *f = llama3(*f, *factor, *low, *high, *original)),
+        }
+        all
+    }
+
+    /// Factor on the softmax scale of models with multi-head latent attention: see
+    /// [`Yarn::softmax_factor`]. 1 without YaRN.
+    pub fn mla_softmax_factor(&self) -> f64 {
+        match &self.scaling {
+            Some(RopeScaling::Yarn(yarn)) => yarn.softmax_factor(),
+            _ => 1.0,
+        }
     }
 
     /// `[positions, rotary_dim / 2, 2]`: cosine, then sine, with the scaling's factor on both.
     pub fn table(&self, positions: usize) -> Vec<f32> {
         let inv: Vec<f32> = self.inverse_frequencies().iter().map(|&f| f as f32).collect();
         let factor = match &self.scaling {
-            Some(RopeScaling::PerFrequency { attention_factor, .. }) => *attention_factor as f32,
+            Some(RopeScaling::PerFrequency { attention_factor, .. })
+            | Some(RopeScaling::Yarn(Yarn { attention_factor, .. })) => *attention_factor as f32,
             _ => 1.0,
         };
         let mut out = Vec::with_capacity(positions * inv.len() * 2);

@@ -16,6 +16,7 @@ pub mod error;
 /// ```
 #[cfg(doc)]
 pub mod example {}
+pub mod experts;
 pub mod fp8;
 pub mod memory;
 pub mod ops;
@@ -26,6 +27,10 @@ pub mod weight;
 
 pub use dtype::{DType, Element};
 pub use error::{Result, TensorError};
+pub use experts::{
+    ExpertBuffers, ExpertGroups, ExpertLimits, ExpertParts, Experts, ExpertsSpec, GroupScore, RouterScores,
+    Routing,
+};
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
 pub use ops::{Activation, Linear, LinearPart, Ops, RopeStyle};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};

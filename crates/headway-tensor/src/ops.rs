@@ -2,7 +2,10 @@
 //! the caller, so a step allocates nothing and can be captured. Attention is not among them: that
 //! is what `headway-attention` is for.
 
-use crate::{DType, Exec, Result, Tensor, TensorMut, TensorRef, View, weight::Weight};
+use crate::{
+    DType, Exec, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Result, Tensor, TensorError, TensorMut,
+    TensorRef, View, weight::Weight,
+};
 use std::{any::Any, sync::Arc};
 
 /// How rotary positions pair the elements of a head.
@@ -15,7 +18,7 @@ pub enum RopeStyle {
 }
 
 /// The activation of a gated feed-forward.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// x · sigmoid(x).
     Silu,
@@ -23,6 +26,13 @@ pub enum Activation {
     GeluTanh,
     /// GELU by the error function.
     Gelu,
+    /// gpt-oss: with g = min(gate, limit) and u = up held to ±limit, `g · sigmoid(alpha · g) · (u + 1)`.
+    ClampedSwiglu {
+        /// Factor in the sigmoid.
+        alpha: f32,
+        /// Bound of gate and up.
+        limit: f32,
+    },
 }
 
 /// One weight of a linear layer, with its bias: `[out, in]` and `[out]`.
@@ -155,7 +165,7 @@ pub trait Ops: Exec {
     /// Shapes; a position past the table.
     fn rope(&self, x: TensorMut<'_>, positions: &View<i32>, table: &Tensor, style: RopeStyle) -> Result<()>;
 
-    /// `out = activation(gate) · up` with gate and up side by side in `gate_up` `[tokens, 2 x width]`.
+    /// `out = activation(gate) · up` (or as the activation says) with gate and up side by side in `gate_up` `[tokens, 2 x width]`.
     ///
     /// # Errors
     /// Shapes, dtypes.
@@ -172,4 +182,46 @@ pub trait Ops: Exec {
     /// # Errors
     /// Dtypes.
     fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()>;
+
+    /// Takes a layer's experts into the device's form; `compute` as in [`Ops::load_linear`].
+    ///
+    /// # Errors
+    /// Shapes that don't fit each other, a routing that can't be, formats without a kernel, no memory; a device
+    /// that doesn't offer it.
+    fn load_experts(&self, _spec: ExpertsSpec, _compute: Option<DType>) -> Result<Box<dyn Experts>> {
+        Err(no_experts(self.device()))
+    }
+
+    /// Buffers for layers of up to these sizes and steps of up to `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// No memory; a device that doesn't offer it.
+    fn expert_buffers(&self, _limits: ExpertLimits, _max_tokens: usize) -> Result<Box<dyn ExpertBuffers>> {
+        Err(no_experts(self.device()))
+    }
+
+    /// Sends each row of x `[tokens, hidden]` to the experts that its router logits `[tokens, experts]` choose:
+    /// `out[t] = Σ weight · down(activation(gate(x[t])) · up(x[t]))` over them, on top of what `out`
+    /// `[tokens, hidden]` holds where `accumulate` says so. Only the chosen experts' rows are computed; a row's
+    /// result does not depend on the other rows.
+    ///
+    /// # Errors
+    /// Shapes, dtypes, buffers of smaller sizes; a device that doesn't offer it.
+    fn mixture_of_experts(
+        &self,
+        _experts: &dyn Experts,
+        _x: TensorRef<'_>,
+        _logits: TensorRef<'_>,
+        _buffers: &mut dyn ExpertBuffers,
+        _accumulate: bool,
+        _out: TensorMut<'_>,
+    ) -> Result<()> {
+        Err(no_experts(self.device()))
+    }
+}
+
+fn no_experts(device: crate::Device) -> TensorError {
+    TensorError::Unsupported(format!(
+        "a mixture of experts on {device} is not supported; run the model on the CPU"
+    ))
 }

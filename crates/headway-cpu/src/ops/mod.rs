@@ -3,6 +3,7 @@
 //! `kernels`. Not for attention.
 
 mod check;
+mod experts;
 
 use crate::{
     CpuExec,
@@ -10,8 +11,8 @@ use crate::{
 };
 use check::{expect, f32_mut, f32_ref, host_ids, in_range, same_rows, width_of};
 use headway_tensor::{
-    Activation, DType, Linear, LinearPart, Ops, Result, RopeStyle, Tensor, TensorError, TensorMut, TensorRef,
-    View,
+    Activation, DType, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Linear, LinearPart, Ops, Result,
+    RopeStyle, Tensor, TensorError, TensorMut, TensorRef, View,
 };
 use std::{any::Any, sync::Arc};
 
@@ -24,6 +25,19 @@ fn cpu_linear<'a>(w: &'a dyn Linear, what: &str) -> Result<&'a CpuLinear> {
 /// 1 / sqrt(mean of squares + eps).
 fn rms_scale(isa: crate::Isa, x: &[f32], eps: f32) -> f32 {
     1.0 / (kernel::sum_of_squares(isa, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// `out` from a row of gate and up, side by side.
+fn activate(isa: crate::Isa, activation: Activation, out: &mut [f32], gate_up: &[f32]) {
+    let (gate, up) = gate_up.split_at(out.len());
+    match activation {
+        Activation::Silu => kernel::silu(isa, out, gate, up),
+        Activation::GeluTanh => kernel::gelu_tanh(isa, out, gate, up),
+        Activation::Gelu => kernel::gelu(isa, out, gate, up),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            kernel::clamped_swiglu(isa, out, gate, up, alpha, limit);
+        }
+    }
 }
 
 impl Ops for CpuExec {
@@ -136,16 +150,28 @@ impl Ops for CpuExec {
         let (rows, out) = f32_mut("gated", out)?;
         expect("gated output", &[rows.count(), 2 * rows.width()], &[xs.count(), xs.width()])?;
         let isa = self.isa();
-        let f = match activation {
-            Activation::Silu => kernel::silu,
-            Activation::GeluTanh => kernel::gelu_tanh,
-            Activation::Gelu => kernel::gelu,
-        };
-        rows.for_each(self.pool(), out, &|i, out| {
-            let (gate, up) = xs.of(x, i).split_at(out.len());
-            f(isa, out, gate, up);
-        });
+        rows.for_each(self.pool(), out, &|i, out| activate(isa, activation, out, xs.of(x, i)));
         Ok(())
+    }
+
+    fn load_experts(&self, spec: ExpertsSpec, compute: Option<DType>) -> Result<Box<dyn Experts>> {
+        Ok(Box::new(experts::CpuExperts::new(self, spec, compute)?))
+    }
+
+    fn expert_buffers(&self, limits: ExpertLimits, max_tokens: usize) -> Result<Box<dyn ExpertBuffers>> {
+        Ok(Box::new(experts::CpuExpertBuffers::new(limits, max_tokens)))
+    }
+
+    fn mixture_of_experts(
+        &self,
+        experts: &dyn Experts,
+        x: TensorRef<'_>,
+        logits: TensorRef<'_>,
+        buffers: &mut dyn ExpertBuffers,
+        accumulate: bool,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        experts::run(self, experts, x, logits, buffers, accumulate, out)
     }
 
     fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()> {

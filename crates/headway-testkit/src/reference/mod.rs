@@ -4,6 +4,7 @@
 //! keys and values in token order; [`attend_paged`] walks a paged batch by its block table, over a
 //! shadow of the cache that is indexed by slot. Not for speed.
 
+pub mod experts;
 pub mod round;
 
 /// One layer's numbers, as in `headway_attention::AttentionArgs`.

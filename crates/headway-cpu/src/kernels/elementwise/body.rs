@@ -79,6 +79,49 @@ pub(super) fn gelu(out: &mut [f32], g: &[f32], up: &[f32]) {
 }
 
 #[inline(always)]
+pub(super) fn clamped_swiglu(out: &mut [f32], g: &[f32], up: &[f32], alpha: f32, limit: f32) {
+    for ((o, g), u) in out.iter_mut().zip(g).zip(up) {
+        let g = g.min(limit);
+        *o = g * math::sigmoid(alpha * g) * (u.clamp(-limit, limit) + 1.0);
+    }
+}
+
+#[inline(always)]
+pub(super) fn add_scaled(acc: &mut [f32], x: &[f32], factor: f32) {
+    for (a, x) in acc.iter_mut().zip(x) {
+        *a += x * factor;
+    }
+}
+
+#[inline(always)]
+pub(super) fn softmax(x: &mut [f32]) {
+    let max = x.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
+    let mut lanes = [0f32; LANES];
+    let (chunks, rest) = x.as_chunks_mut::<LANES>();
+    for c in chunks {
+        for (l, v) in lanes.iter_mut().zip(c) {
+            *v = math::exp(*v - max);
+            *l += *v;
+        }
+    }
+    for (l, v) in lanes.iter_mut().zip(rest) {
+        *v = math::exp(*v - max);
+        *l += *v;
+    }
+    let sum = reduce(lanes);
+    for v in x {
+        *v /= sum;
+    }
+}
+
+#[inline(always)]
+pub(super) fn sigmoid(x: &mut [f32]) {
+    for x in x {
+        *x = math::sigmoid(*x);
+    }
+}
+
+#[inline(always)]
 pub(super) fn scale(x: &mut [f32], factor: f32) {
     for x in x {
         *x *= factor;

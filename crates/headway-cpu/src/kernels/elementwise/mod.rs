@@ -36,6 +36,11 @@ macro_rules! per_isa {
     )* };
 }
 
+/// e^x of one number: the same bits at every level.
+pub(crate) fn exp(x: f32) -> f32 {
+    math::exp(x)
+}
+
 per_isa! {
     /// Sum of squares.
     fn sum_of_squares(x: &[f32]) -> f32;
@@ -51,6 +56,15 @@ per_isa! {
     fn gelu_tanh(out: &mut [f32], gate: &[f32], up: &[f32]);
     /// `out = gelu(gate) · up`, error-function form.
     fn gelu(out: &mut [f32], gate: &[f32], up: &[f32]);
+    /// `out = g · sigmoid(alpha · g) · (u + 1)`, g and u being gate and up within the limit (gate from above
+    /// alone).
+    fn clamped_swiglu(out: &mut [f32], gate: &[f32], up: &[f32], alpha: f32, limit: f32);
+    /// `acc += x · factor`.
+    fn add_scaled(acc: &mut [f32], x: &[f32], factor: f32);
+    /// `x = softmax(x)`.
+    fn softmax(x: &mut [f32]);
+    /// `x = sigmoid(x)`.
+    fn sigmoid(x: &mut [f32]);
     /// `x = x · factor`.
     fn scale(x: &mut [f32], factor: f32);
     /// `x = cap · tanh(x · factor / cap)`.

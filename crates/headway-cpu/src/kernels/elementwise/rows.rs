@@ -65,6 +65,11 @@ impl Rows {
         start..start + self.width
     }
 
+    /// The rows of the tokens `tokens`, of data that begins with the first of them.
+    pub(crate) fn slice(&self, tokens: Range<usize>) -> Self {
+        Self { outer: tokens.len(), ..*self }
+    }
+
     /// Row `i` of `data`, empty where the data ends before it.
     pub(crate) fn of<'a>(&self, data: &'a [f32], i: usize) -> &'a [f32] {
         data.get(self.range(i)).unwrap_or(&[])

@@ -78,6 +78,47 @@ fn gates() {
 }
 
 #[test]
+fn the_clamped_gate() {
+    for n in SIZES {
+        let (g, u) = (values(n, 3, 12.0), values(n, 4, 12.0));
+        let out = at_every_level(|isa| {
+            let mut out = vec![0f32; n];
+            clamped_swiglu(isa, &mut out, &g, &u, 1.702, 7.0);
+            out
+        });
+        let exact = g.iter().zip(&u).map(|(&g, &u)| {
+            let (g, u) = (f64::from(g).min(7.0), f64::from(u).clamp(-7.0, 7.0));
+            (u + 1.0) * g / (1.0 + (-1.702f32 as f64 * g).exp())
+        });
+        close(&out, exact, 1e-6);
+    }
+}
+
+#[test]
+fn scores_of_routers() {
+    for n in SIZES {
+        let x = values(n, 8, 20.0);
+        let out = at_every_level(|isa| {
+            let mut y = x.clone();
+            softmax(isa, &mut y);
+            y
+        });
+        let sum: f64 = x.iter().map(|&v| f64::from(v).exp()).sum();
+        close(&out, x.iter().map(|&v| f64::from(v).exp() / sum), 1e-6);
+        let out = at_every_level(|isa| {
+            let mut y = x.clone();
+            sigmoid(isa, &mut y);
+            add_scaled(isa, &mut y, &x, 0.5);
+            y
+        });
+        close(&out, x.iter().map(|&v| f64::from(v)).map(|v| 1.0 / (1.0 + (-v).exp()) + 0.5 * v), 1e-6);
+    }
+    let mut far = [1e30f32, -1e30, f32::NEG_INFINITY];
+    softmax(Isa::Portable, &mut far);
+    assert_eq!(far, [1.0, 0.0, 0.0]);
+}
+
+#[test]
 fn soft_caps_hold_for_large_scores() {
     let x = [1e4f32, -1e4, 3e38, f32::INFINITY, f32::NEG_INFINITY, 0.0, 1.0];
     let out = at_every_level(|isa| {

@@ -10,6 +10,7 @@
 mod dense;
 mod entry;
 mod int;
+pub(crate) mod runs;
 mod simd;
 
 use crate::{CpuExec, Isa, kernels::elementwise::rows::Rows, pool::SharedMut};
@@ -100,31 +101,41 @@ impl CpuLinear {
         if m == 0 {
             return;
         }
-        let (pool, vectors) = (cx.pool(), Vectors::of(cx.isa()));
-        let out = SharedMut::new(out);
+        let pool = cx.pool();
         let plan = Plan::new(self, m, pool.threads());
-        let run = |quantised: Option<&int::Activations>| {
-            pool.run(plan.tasks(), &|task, _| {
-                let Some((part, rows, m)) = plan.task(self, task) else { return };
-                let job =
-                    Job { x, xs, out, outs, k: self.k, m, column: part.first, bias: part.bias.as_deref() };
-                match (&part.packed, quantised) {
-                    (Some((w, format)), Some(x)) => {
-                        entry::integers(vectors, &job, x, (w, *format), rows);
-                    }
-                    _ => entry::floats(vectors, &job, &part.weight, rows),
-                }
-            });
-        };
-        if self.parts.iter().any(|p| p.packed.is_some()) {
-            ACTIVATIONS.with_borrow_mut(|a| {
-                a.fill(pool, cx.isa(), x, xs);
-                run(Some(a));
-            });
-        } else {
-            run(None);
-        }
+        let out = SharedMut::new(out);
+        with_activations(cx, self.is_packed(), x, xs, &|quantised| {
+            let call = Call { vectors: Vectors::of(cx.isa()), x, xs, out, outs, quantised };
+            pool.run(plan.tasks(), &|task, _| plan.run(self, &call, 0, task));
+        });
     }
+
+    /// Whether integers are multiplied, in some part.
+    fn is_packed(&self) -> bool {
+        self.parts.iter().any(|p| p.packed.is_some())
+    }
+}
+
+/// Calls `f` with the activations quantised, where that is `needed`.
+fn with_activations(cx: &CpuExec, needed: bool, x: &[f32], xs: &Rows, f: &dyn Fn(Option<&int::Activations>)) {
+    if needed {
+        ACTIVATIONS.with_borrow_mut(|a| {
+            a.fill(cx.pool(), cx.isa(), x, xs);
+            f(Some(a));
+        });
+    } else {
+        f(None);
+    }
+}
+
+/// What all tasks of a call share.
+struct Call<'a> {
+    vectors: Vectors,
+    x: &'a [f32],
+    xs: &'a Rows,
+    out: SharedMut<'a, f32>,
+    outs: &'a Rows,
+    quantised: Option<&'a int::Activations>,
 }
 
 thread_local! {
@@ -199,7 +210,7 @@ fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// How a call is split: steps of weight rows within each part, times steps of activation rows.
+/// How a call for one layer is split: steps of weight rows within each part, times steps of activation rows.
 struct Plan {
     row_step: usize,
     m_step: usize,
@@ -226,6 +237,18 @@ impl Plan {
 
     fn tasks(&self) -> usize {
         self.row_tasks * self.m.div_ceil(self.m_step)
+    }
+
+    /// Runs a task of a layer whose activation rows begin at `first`.
+    fn run(&self, layer: &CpuLinear, call: &Call<'_>, first: usize, task: usize) {
+        let Some((part, rows, m)) = self.task(layer, task) else { return };
+        let Call { vectors, x, xs, out, outs, quantised } = *call;
+        let m = first + m.start..first + m.end;
+        let job = Job { x, xs, out, outs, k: layer.k, m, column: part.first, bias: part.bias.as_deref() };
+        match (&part.packed, quantised) {
+            (Some((w, format)), Some(x)) => entry::integers(vectors, &job, x, (w, *format), rows),
+            _ => entry::floats(vectors, &job, &part.weight, rows),
+        }
     }
 
     /// Part, weight rows of it, activation rows.

@@ -3,16 +3,17 @@ use headway_attention::*;
 use headway_tensor::{
     DType, Device, DeviceMem, Dual, Exec, HostBuf, Linear, Tensor, TensorMut, TensorRef, View,
 };
+use std::sync::Arc;
 
 pub struct Host;
 impl Exec for Host {
     fn device(&self) -> Device {
         Device { kind: "cpu", index: 0 }
     }
-    fn alloc(&self, _bytes: usize) -> Option<std::sync::Arc<dyn DeviceMem>> {
+    fn alloc(&self, _bytes: usize) -> Option<Arc<dyn DeviceMem>> {
         None
     }
-    fn upload(&self, _to: &std::sync::Arc<dyn DeviceMem>, _offset: usize, _from: &[u8]) {}
+    fn upload(&self, _to: &Arc<dyn DeviceMem>, _offset: usize, _from: &[u8]) {}
 }
 
 pub struct Builder;
@@ -179,7 +180,11 @@ impl Linear for Projection {
     }
 }
 
-pub fn mla_args() -> MlaArgs<'static> {
+pub fn projection() -> Arc<dyn Linear> {
+    Arc::new(Projection)
+}
+
+pub fn mla_args(kv_b_proj: &Arc<dyn Linear>) -> MlaArgs<'_> {
     MlaArgs {
         layer: AttnLayer(0),
         num_heads: 1,
@@ -188,9 +193,10 @@ pub fn mla_args() -> MlaArgs<'static> {
         qk_rope_head_dim: 2,
         v_head_dim: 4,
         scale: 1.0,
-        kv_b_proj: &Projection,
+        kv_b_proj,
         dtype: DType::F32,
         kv_cache_dtype: DType::F32,
+        kv_scale: 1.0,
     }
 }
 

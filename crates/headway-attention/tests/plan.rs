@@ -27,6 +27,7 @@ fn layers(specs: &[KvCacheSpec], backend: &str) -> Vec<LayerCache> {
             spec: s.clone(),
             backend: backend.clone(),
             num_heads: 8,
+            latent: None,
             shares_cache_of: None,
         })
         .collect()

@@ -30,6 +30,7 @@ fn plan_of(backend: &str, specs: &[KvCacheSpec]) -> Result<KvCachePlan> {
             spec: s.clone(),
             backend: backend.clone(),
             num_heads: 1,
+            latent: None,
             shares_cache_of: None,
         })
         .collect();

@@ -1,22 +1,51 @@
-//! `CPU_ATTN` through the testkit's suite: every yes of its rule book runs, every no is refused, on
+//! The backends through the testkit's suite: every yes of a rule book runs, every no is refused, on
 //! every instruction set that this machine has.
 //!
 //! Here every n-th cell of the grid runs, n of its own for each test so that they meet different
 //! cells; `HEADWAY_SUITE_EVERY=1` runs them all.
 
-use headway_attention::Registry;
+use headway_attention::{KvBuf, Registry, Result};
 use headway_cpu::{CpuExec, CpuOptions, Isa};
-use headway_testkit::suite::{SuiteConfig, SuiteReport, run_suite};
+use headway_tensor::{Exec, Linear, LinearPart, Ops, Tensor, TensorError, Weight};
+use headway_testkit::suite::{HostAccess, HostMemory, SuiteConfig, SuiteReport, run_suite_with};
+use std::{any::Any, sync::Arc};
 
 fn every(default: usize) -> usize {
     std::env::var("HEADWAY_SUITE_EVERY").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
+/// Host memory, and the CPU's linear layers.
+struct Cpu;
+
+impl HostAccess for Cpu {
+    fn new_cache(&self, exec: &dyn Exec, bytes: &[u8]) -> Result<KvBuf> {
+        HostMemory.new_cache(exec, bytes)
+    }
+
+    fn read_cache(&self, exec: &dyn Exec, cache: &KvBuf) -> Result<Vec<u8>> {
+        HostMemory.read_cache(exec, cache)
+    }
+
+    fn load_linear(&self, exec: &dyn Exec, weight: Weight) -> Result<Arc<dyn Linear>> {
+        let cpu = (exec as &dyn Any).downcast_ref::<CpuExec>();
+        let cpu = cpu.ok_or_else(|| TensorError::Unsupported("another device".into()))?;
+        Ok(cpu.load_linear(vec![LinearPart { weight, bias: None }], None)?)
+    }
+
+    fn read_tensor(&self, exec: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>> {
+        HostMemory.read_tensor(exec, tensor)
+    }
+}
+
 fn run(options: CpuOptions, config: &SuiteConfig) -> SuiteReport {
+    run_backend("CPU_ATTN", options, config)
+}
+
+fn run_backend(backend: &str, options: CpuOptions, config: &SuiteConfig) -> SuiteReport {
     let exec = CpuExec::new(options).unwrap();
     let mut registry = Registry::default();
     headway_cpu::register(&mut registry).unwrap();
-    let report = run_suite(&**registry.get("CPU_ATTN").unwrap(), &exec, config);
+    let report = run_suite_with(&**registry.get(backend).unwrap(), &exec, &Cpu, config);
     println!("{} {report}", exec.isa());
     report
 }
@@ -48,6 +77,41 @@ fn batch_invariance_is_bitwise() {
         ..SuiteConfig::default()
     };
     let report = run(options, &config);
+    assert!(report.ok(), "{report}");
+    assert!(report.checks.contains_key("bit-equal alone and in the batch"), "{report}");
+}
+
+/// The default workspace, one that every context overflows, and one in between.
+#[test]
+fn latent_attention_with_workspaces_of_every_size() {
+    for (i, tokens) in [None, Some(16), Some(48)].into_iter().enumerate() {
+        let config = SuiteConfig {
+            every: every(4),
+            seed: 20 + i as u64,
+            backend_config: tokens.map(|n| serde_json::json!({ "workspace_tokens": n })),
+            ..SuiteConfig::default()
+        };
+        let report = run_backend("CPU_MLA", CpuOptions::default(), &config);
+        assert!(report.ok(), "{tokens:?}: {report}");
+        assert!(report.refused > 500, "{report}");
+    }
+}
+
+#[test]
+fn latent_attention_on_each_instruction_set() {
+    for (i, &isa) in Isa::available().iter().enumerate() {
+        let options = CpuOptions { isa: Some(isa), threads: Some(3), ..CpuOptions::default() };
+        let config = SuiteConfig { every: every(7), seed: 30 + i as u64, ..SuiteConfig::default() };
+        let report = run_backend("CPU_MLA", options, &config);
+        assert!(report.ok(), "{isa}: {report}");
+    }
+}
+
+#[test]
+fn latent_batch_invariance_is_bitwise() {
+    let options = CpuOptions { batch_invariant: true, ..CpuOptions::default() };
+    let config = SuiteConfig { only: Some("batch-invariant".into()), seed: 40, ..SuiteConfig::default() };
+    let report = run_backend("CPU_MLA", options, &config);
     assert!(report.ok(), "{report}");
     assert!(report.checks.contains_key("bit-equal alone and in the batch"), "{report}");
 }

@@ -416,14 +416,26 @@ impl<'a> TensorMut<'a> {
     /// [`TensorError::WrongShape`] when the count differs.
     pub fn from_host<T: Element>(data: &'a mut [T], shape: &[usize]) -> Result<Self> {
         let shape = Dims::new(shape);
-        if shape.elements() > data.len() {
+        Self::from_host_strided(data, shape.as_slice(), shape.contiguous_strides().as_slice())
+    }
+
+    /// Over host memory with these strides, in elements.
+    ///
+    /// # Errors
+    /// A slice that is shorter than the last element needs.
+    pub fn from_host_strided<T: Element>(
+        data: &'a mut [T],
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self> {
+        let (shape, strides) = (Dims::new(shape), Dims::new(strides));
+        if shape.rank != strides.rank || span(&shape, &strides) > data.len() {
             return Err(shape_error(
                 "tensor over host memory".into(),
                 &shape,
-                &format!("{} elements", data.len()),
+                &format!("at most {} elements", data.len()),
             ));
         }
-        let strides = shape.contiguous_strides();
         Ok(Self { mem: MemMut::Host(bytemuck::cast_slice_mut(data)), dtype: T::DTYPE, shape, strides })
     }
 

@@ -3,7 +3,7 @@
 
 use crate::{
     AttentionError, AttnLayer, CommonAttentionMetadata, GraphSupport, KvCacheSpec, Result, RuleBook,
-    group::kv::layout::KvCacheLayout,
+    group::kv::layout::KvCacheLayout, process::rules::LatentDims,
 };
 use headway_tensor::Exec;
 
@@ -50,6 +50,8 @@ pub struct GroupInfo {
     pub kernel_block_size: usize,
     /// Query heads of each layer on this rank.
     pub num_heads: usize,
+    /// The layers' latent dimensions, where they are latent attention.
+    pub latent: Option<LatentDims>,
     /// The layers.
     pub layers: Vec<AttnLayer>,
     /// Most requests in a step.
@@ -75,6 +77,7 @@ impl GroupInfo {
             layout: KvCacheLayout::default(),
             kernel_block_size: block,
             num_heads,
+            latent: None,
             layers: vec![],
             max_num_reqs: 1,
             max_num_tokens: block,

@@ -4,6 +4,7 @@
 use super::{AttnLayer, ImplKind, LayerImpl};
 use crate::{KindTag, KvMut, Result, StepEntry};
 use headway_tensor::{DType, Exec, Linear, TensorMut, TensorRef, View};
+use std::sync::Arc;
 
 /// The kind of [`MlaImpl`].
 pub enum Mla {}
@@ -31,12 +32,14 @@ pub struct MlaArgs<'a> {
     /// Factor on the scores.
     pub scale: f32,
     /// Expands the latent into keys and values: `[num_heads x (qk_nope + v), kv_lora_rank]`. It may
-    /// be quantised; the impl's constructor absorbs it for decode, once.
-    pub kv_b_proj: &'a dyn Linear,
+    /// be quantised; the impl's constructor absorbs it for decode, once, and keeps it for prefill.
+    pub kv_b_proj: &'a Arc<dyn Linear>,
     /// Type of the activations.
     pub dtype: DType,
     /// Element type of the latent cache.
     pub kv_cache_dtype: DType,
+    /// Factor that turns stored latents into latents (fp8 caches; 1 otherwise).
+    pub kv_scale: f32,
 }
 
 /// One layer of latent attention. The first `decode_tokens` rows of a step go to `forward_mqa`
@@ -48,6 +51,7 @@ pub struct MlaArgs<'a> {
 /// use headway_tensor::{TensorMut, TensorRef, View};
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
 /// use example::{Host, Projection};
+/// use std::sync::Arc;
 /// /// Marks which half a row went through.
 /// struct Marks;
 /// impl LayerImpl for Marks {
@@ -76,10 +80,11 @@ pub struct MlaArgs<'a> {
 ///         Ok(())
 ///     }
 /// }
+/// let kv_b_proj: Arc<dyn headway_tensor::Linear> = Arc::new(Projection);
 /// let args = MlaArgs {
 ///     layer: AttnLayer(0), num_heads: 1, kv_lora_rank: 4, qk_nope_head_dim: 4, qk_rope_head_dim: 2,
-///     v_head_dim: 4, scale: 1.0, kv_b_proj: &Projection,
-///     dtype: headway_tensor::DType::F32, kv_cache_dtype: headway_tensor::DType::F32,
+///     v_head_dim: 4, scale: 1.0, kv_b_proj: &kv_b_proj,
+///     dtype: headway_tensor::DType::F32, kv_cache_dtype: headway_tensor::DType::F32, kv_scale: 1.0,
 /// };
 /// let _layer = Marks::new(&args, &())?;
 /// # Ok::<(), AttentionError>(())
@@ -138,10 +143,10 @@ pub trait MlaImpl: LayerImpl {
 ///
 /// ```
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// use example::{Host, Latent, builder, cache, mla_args, step};
+/// use example::{Host, Latent, builder, cache, mla_args, projection, step};
 /// use headway_attention::*;
 /// use headway_tensor::{TensorMut, TensorRef};
-/// let LayerKernel::Mla(layer) = <Latent as EraseAs<Mla>>::erase(&mla_args(), &())? else { unreachable!() };
+/// let LayerKernel::Mla(layer) = <Latent as EraseAs<Mla>>::erase(&mla_args(&projection()), &())? else { unreachable!() };
 /// let (handle, mut cache) = cache()?;
 /// let (rows, mut out) = ([0f32; 4], [9f32; 4]);
 /// let (q, latent) = (TensorRef::from_host(&rows, &[4, 1, 1])?, TensorRef::from_host(&rows, &[4, 1])?);
@@ -152,7 +157,7 @@ pub trait MlaImpl: LayerImpl {
 /// # Ok::<(), AttentionError>(())
 /// ```
 pub trait DynMla: Send + Sync {
-    /// Cache write, then the two halves of the step. q is `[num_tokens, num_heads, qk_head_dim]`,
+    /// Cache write (unless the layer shares another's cache), then the two halves of the step. q is `[num_tokens, num_heads, qk_head_dim]`,
     /// latent `[num_tokens, kv_lora_rank + qk_rope_head_dim]`, out `[num_tokens, num_heads x v_head_dim]`.
     ///
     /// # Errors

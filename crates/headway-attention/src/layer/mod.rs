@@ -26,7 +26,8 @@ pub struct AttnLayer(pub u32);
 ///     args.num_heads
 /// }
 /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/example.rs")); }
-/// # let args = example::mla_args();
+/// # let projection = example::projection();
+/// # let args = example::mla_args(&projection);
 /// assert_eq!(heads(&args), 1); // `args`: a layer of one head
 /// assert_eq!((Standard::TAG, Mla::TAG), (KindTag::Standard, KindTag::Mla));
 /// ```

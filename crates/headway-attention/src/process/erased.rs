@@ -136,7 +136,9 @@ impl<I: MlaImpl> DynMla for Shim<I> {
         let cx = exec::<I::Exec>(cx)?;
         let Some(m) = metadata(entry)? else { return self.0.fill_zero(cx, &mut out) };
         let (d, n) = (entry.split().decode_tokens, entry.num_tokens());
-        self.0.update_kv_cache(cx, latent.rows(0..n)?, kv, entry.slot_mapping())?;
+        if !kv.shared {
+            self.0.update_kv_cache(cx, latent.rows(0..n)?, kv, entry.slot_mapping())?;
+        }
         if d > 0 {
             self.0.forward_mqa(cx, q.rows(0..d)?, kv, m, out.reborrow().rows(0..d)?)?;
         }
@@ -240,6 +242,7 @@ impl<B: MetadataBuilder> DynBuilder for Shim<B> {
 ///     spec: KvCacheSpec::Full(AttentionSpec::new(16, 2, 64, DType::F32)),
 ///     backend: backend.clone(),
 ///     num_heads: 4,
+///     latent: None,
 ///     shares_cache_of: None,
 /// };
 /// let plan = plan_kv_cache(&[layer], &CacheLimits::new(8, 64, 1024), 1 << 20)?;

@@ -175,6 +175,7 @@ fn attention_groups(i: &Value, e: &Value) -> Outcome {
                 rules: &stand.rules,
                 spec: own,
                 num_heads: opt(&l["num_heads"]),
+                latent: None,
             });
         }
         ours.push(CacheGroupLayers { block_size: num(&g["block_size"]), pages_between: false, layers });

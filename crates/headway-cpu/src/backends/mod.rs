@@ -1,8 +1,10 @@
 //! The CPU attention backends, one folder each; a new one is its folder and a line in [`register`].
 
 pub mod cpu_attn;
+pub mod cpu_mla;
 
 pub use cpu_attn::CpuAttn;
+pub use cpu_mla::CpuMla;
 
 use headway_attention::{Registry, Result};
 
@@ -11,5 +13,6 @@ use headway_attention::{Registry, Result};
 /// # Errors
 /// A name that is taken.
 pub fn register(registry: &mut Registry) -> Result<()> {
-    registry.register::<CpuAttn>()
+    registry.register::<CpuAttn>()?;
+    registry.register::<CpuMla>()
 }

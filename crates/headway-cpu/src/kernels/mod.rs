@@ -13,3 +13,4 @@ pub(crate) mod elementwise;
 pub mod isa;
 #[expect(unsafe_code, reason = "SIMD loads from weights of any alignment, and columns split over threads")]
 pub(crate) mod linear;
+pub mod mla;

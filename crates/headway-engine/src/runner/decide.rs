@@ -198,6 +198,7 @@ impl Setting {
                 spec: self.cache_spec(l, block_size, max_model_len),
                 backend: s.backend.clone(),
                 num_heads: self.need(l).num_heads,
+                latent: self.need(l).latent,
                 shares_cache_of: l.shares_cache_of.map(|o| AttnLayer(o as u32)),
             })
             .collect()

@@ -1,7 +1,10 @@
 //! Random batches: requests by phase, blocks in random order with shared prefixes, values, and the
 //! float64 answer. All on the host; `fixture` brings a batch to a backend.
 
-use super::cell::{Cell, NonCausal, Phase};
+use super::{
+    cell::{Cell, NonCausal, Phase},
+    latent,
+};
 use crate::{
     reference::{PagedBatch, Params, attend_paged, round::round_to, round::through_cache},
     rng::Rng,
@@ -35,13 +38,15 @@ const PADDING_REQS: usize = 2;
 pub fn requests(cell: &Cell, rng: &mut Rng) -> Vec<Req> {
     let b = cell.block_size;
     let r = |q_len, kv_len| Req { q_len, kv_len, causal: true };
-    let decodes = [r(1, 1), r(1, b), r(1, b + 1), r(1, 2 * b), r(1, 2 * b + b / 2 + 1)];
+    let s = cell.drafts;
+    let d = |kv_len| r(1 + s, kv_len + s);
+    let decodes = [d(1), d(b), d(b + 1), d(2 * b), d(2 * b + b / 2 + 1)];
     let chunks = [r(2, b + 2), r(b, 2 * b), r(3, 2 * b + 1), r(b.min(5), 3 * b)];
     let prompts = [r(1, 1), r(b, b), r(b + 1, b + 1), r(2 * b + 3, 2 * b + 3)];
     let mut reqs = match cell.phase {
         Phase::Decode => {
             let mut d = decodes.to_vec();
-            d.extend((0..2).map(|_| r(1, rng.between(1, 3 * b + 7))));
+            d.extend((0..2).map(|_| r(1 + s, rng.between(1, 3 * b + 7) + s)));
             d
         }
         Phase::Prefill => {
@@ -124,10 +129,13 @@ pub struct World {
     pub slopes: Vec<f32>,
     /// `[num_heads]`.
     pub sinks: Vec<f32>,
+    /// `[num_heads x (qk_nope + v), kv_lora_rank]`, for latent attention.
+    pub kv_b_proj: Vec<f32>,
     blocks: Vec<Vec<i32>>,
     shared: Vec<usize>,
     raw: [Vec<f32>; 2],
-    shadow: [Vec<f64>; 2],
+    /// What the cache gives back, by slot: keys (or latents) and values.
+    pub(super) shadow: [Vec<f64>; 2],
     rng: Rng,
 }
 
@@ -141,7 +149,7 @@ impl World {
         rng.shuffle(&mut free);
         let (blocks, shared) = place(&reqs, b, &widths, &mut free);
         let slots = num_blocks * b;
-        let (k_width, v_width) = (cell.num_kv_heads * cell.head_size, cell.num_kv_heads * cell.head_size_v);
+        let [k_width, v_width] = cell.kv_widths();
         let h = cell.num_heads;
         Self {
             cell: cell.clone(),
@@ -150,6 +158,7 @@ impl World {
             unused_blocks: free.into_iter().map(|b| b as usize).chain([0]).collect(),
             slopes: (0..h).map(|i| 2f32.powf(-8.0 * (i + 1) as f32 / h as f32)).collect(),
             sinks: (0..h).map(|_| rng.normal() as f32).collect(),
+            kv_b_proj: latent::projection(cell, &mut rng),
             blocks,
             shared,
             raw: [vec![f32::NAN; slots * k_width], vec![f32::NAN; slots * v_width]],
@@ -159,14 +168,9 @@ impl World {
         }
     }
 
-    /// Elements of a token's key and value over all heads.
-    fn kv_widths(&self) -> [usize; 2] {
-        [self.cell.num_kv_heads * self.cell.head_size, self.cell.num_kv_heads * self.cell.head_size_v]
-    }
-
     /// The factor on q·k.
     pub fn scale(&self) -> f32 {
-        if self.cell.features.huge_scores { 1.0 } else { (self.cell.head_size as f32).powf(-0.5) }
+        if self.cell.features.huge_scores { 1.0 } else { (self.cell.q_head() as f32).powf(-0.5) }
     }
 
     /// One number for a query (which = None), a key (0) or a value (1). Large scores are made of powers
@@ -184,7 +188,7 @@ impl World {
     /// Sets what the cache holds at a slot to new random values.
     fn invent(&mut self, slot: usize) {
         let kv = self.cell.kv_element().unwrap_or(DType::F32);
-        for (which, width) in self.kv_widths().into_iter().enumerate() {
+        for (which, width) in self.cell.kv_widths().into_iter().enumerate() {
             let scale = [K_SCALE, V_SCALE][which];
             for i in slot * width..(slot + 1) * width {
                 let x = self.value(Some(which));
@@ -218,7 +222,7 @@ impl World {
     pub fn alone(&mut self, main: &Step, request: usize) -> Step {
         let mut step = self.step(&[(request, self.reqs[request])], false);
         let from = main.query_start_loc[request] as usize;
-        let width = self.cell.num_heads * self.cell.head_size;
+        let width = self.cell.num_heads * self.cell.q_head();
         let n = step.live_tokens() * width;
         step.q[..n].copy_from_slice(&main.q[from * width..from * width + n]);
         step
@@ -236,10 +240,10 @@ impl World {
             self.row(&mut s, None, Req { q_len: 0, kv_len: 0, causal: true });
         }
         let n = s.slots.len() + PADDING_TOKENS;
-        let [k, v] = self.kv_widths();
+        let [k, v] = self.cell.kv_widths();
         s.slots.resize(n, -1);
         s.positions.resize(n, 0);
-        s.q.resize(n * self.cell.num_heads * self.cell.head_size, f32::NAN);
+        s.q.resize(n * self.cell.num_heads * self.cell.q_head(), f32::NAN);
         s.k.resize(n * k, f32::NAN);
         s.v.resize(n * v, f32::NAN);
         s
@@ -248,7 +252,7 @@ impl World {
     fn row(&self, s: &mut Step, request: Option<usize>, r: Req) {
         s.query_start_loc.push(s.slots.len() as i32);
         s.seq_lens.push(r.kv_len as i32);
-        s.is_prefilling.push(r.q_len > 1 || (r.q_len == 1 && r.kv_len == 1));
+        s.is_prefilling.push(r.q_len > 1 + self.cell.drafts || (r.q_len > 0 && r.kv_len == r.q_len));
         let mut blocks = request.map_or(vec![], |i| self.blocks[i].clone());
         blocks.truncate(r.kv_len.div_ceil(self.cell.block_size));
         blocks.resize(self.stride, 0);
@@ -265,19 +269,23 @@ impl World {
         }
         s.slots.push(if owned { slot } else { -1 });
         s.positions.push(position as i32);
-        for _ in 0..self.cell.num_heads * self.cell.head_size {
+        for _ in 0..self.cell.num_heads * self.cell.q_head() {
             let q = self.value(None);
             s.q.push(q);
         }
-        let [k, v] = self.kv_widths();
+        let [k, v] = self.cell.kv_widths();
         let slot = slot as usize;
         s.k.extend_from_slice(&self.raw[0][slot * k..(slot + 1) * k]);
         s.v.extend_from_slice(&self.raw[1][slot * v..(slot + 1) * v]);
     }
 
-    /// The float64 answer of a step's live rows, over what the cache holds now.
-    pub fn answer(&self, s: &Step) -> Vec<f64> {
+    /// The float64 answer of a step's live rows, over what the cache holds now. The first `decodes` requests took the
+    /// decodes' path: in latent attention the others see their own new tokens as they were, not as the cache has them.
+    pub fn answer(&self, s: &Step, decodes: usize) -> Vec<f64> {
         let c = &self.cell;
+        if let Some(dims) = c.latent {
+            return latent::answer(self, &dims, s, decodes);
+        }
         let params = Params {
             num_heads: c.num_heads,
             num_kv_heads: c.num_kv_heads,

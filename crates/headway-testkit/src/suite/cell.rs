@@ -4,7 +4,7 @@
 use headway_attention::{
     LayerNeed, RuleBook,
     group::kv::layout::KvCacheLayout,
-    process::rules::{AttnType, KvCacheDType},
+    process::rules::{AttnType, KvCacheDType, LatentDims},
 };
 use headway_tensor::DType;
 use std::fmt;
@@ -91,6 +91,10 @@ pub struct Cell {
     pub head_size: usize,
     /// Elements of a value head.
     pub head_size_v: usize,
+    /// Dimensions of latent attention; heads then have the cache row's size, as needs say it.
+    pub latent: Option<LatentDims>,
+    /// Tokens drafted a step: decodes have one more.
+    pub drafts: usize,
     /// Query heads.
     pub num_heads: usize,
     /// Key/value heads.
@@ -115,6 +119,24 @@ impl Cell {
         self.kv_cache_dtype.element(self.dtype)
     }
 
+    /// Elements of a query head.
+    pub fn q_head(&self) -> usize {
+        self.latent.map_or(self.head_size, |l| l.qk_nope_head_dim + l.qk_rope_head_dim)
+    }
+
+    /// Elements of a head of the output.
+    pub fn out_head(&self) -> usize {
+        self.latent.map_or(self.head_size_v, |l| l.v_head_dim)
+    }
+
+    /// Elements that a token's key and value take in the cache; a latent row is both.
+    pub fn kv_widths(&self) -> [usize; 2] {
+        match self.latent {
+            None => [self.num_kv_heads * self.head_size, self.num_kv_heads * self.head_size_v],
+            Some(_) => [self.head_size, 0],
+        }
+    }
+
     /// The question that selection would put for this cell's layer.
     pub fn need(&self, rules: &RuleBook) -> LayerNeed {
         LayerNeed {
@@ -125,6 +147,8 @@ impl Cell {
             head_size_v: self.head_size_v,
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
+            latent: self.latent,
+            num_speculative_tokens: self.drafts,
             dtype: self.dtype,
             kv_cache_dtype: Some(self.kv_cache_dtype.clone()),
             block_size: Some(self.block_size),
@@ -155,6 +179,13 @@ impl fmt::Display for Cell {
             self.block_size,
             self.kernel_block_size,
         )?;
+        if let Some(l) = self.latent {
+            let (nope, rope) = (l.qk_nope_head_dim, l.qk_rope_head_dim);
+            write!(f, " latent={nope}+{rope}/{}/{}", l.kv_lora_rank, l.v_head_dim)?;
+        }
+        if self.drafts > 0 {
+            write!(f, " drafts={}", self.drafts)?;
+        }
         if let Some(layout) = self.layout {
             write!(f, " layout={layout}")?;
         }

@@ -8,11 +8,12 @@ use super::{
 };
 use half::{bf16, f16};
 use headway_attention::{
-    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, CommonAttentionMetadata, DynAttention,
-    DynBackend, ErasedConfig, GroupInfo, KvBuf, KvCacheSpec, KvHandle, LayerArgs, LayerKernel, Qkv, Result,
-    StepEntry, StepInputs, StepMetadata, build_step, group::kv::spec::AttentionSpec, step::common::Causal,
+    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, CommonAttentionMetadata, DynBackend,
+    ErasedConfig, GroupInfo, KvBuf, KvCacheSpec, KvHandle, LayerArgs, LayerKernel, MlaArgs, Qkv, Result,
+    StepEntry, StepInputs, StepMetadata, build_step, group::kv::spec::AttentionSpec,
+    process::rules::LatentDims, step::common::Causal,
 };
-use headway_tensor::{DType, Exec, Persistent, Tensor, View};
+use headway_tensor::{DType, Exec, Persistent, Tensor, View, Weight};
 use std::sync::Arc;
 
 /// What output holds before a run: large, and exact in every dtype.
@@ -29,6 +30,8 @@ pub struct Output {
     pub padding: Vec<f64>,
     /// Rows past the step's own.
     pub guard: Vec<f64>,
+    /// Requests that took the decodes' path.
+    pub decodes: usize,
 }
 
 /// The suite's tools for one backend.
@@ -58,7 +61,7 @@ struct Buffers {
 pub struct Fixture<'a> {
     tools: Tools<'a>,
     cell: Cell,
-    layer: Box<dyn DynAttention>,
+    layer: LayerKernel,
     groups: Vec<AttentionGroup>,
     buffers: Buffers,
     metadata: StepMetadata,
@@ -107,12 +110,13 @@ fn spec(cell: &Cell) -> Result<AttentionSpec> {
         AttentionError::KvCache(format!("KV cache dtype {} has no element type", cell.kv_cache_dtype))
     })?;
     Ok(AttentionSpec {
-        head_size_v: cell.head_size_v,
+        head_size_v: if cell.latent.is_some() { 0 } else { cell.head_size_v },
         ..AttentionSpec::new(cell.block_size, cell.num_kv_heads, cell.head_size, dtype)
     })
 }
 
 fn group_info(cell: &Cell, world: &World, spec: AttentionSpec) -> GroupInfo {
+    let spec = if cell.latent.is_some() { KvCacheSpec::Mla(spec) } else { KvCacheSpec::Full(spec) };
     let reqs = 4 + 2 * world.reqs.len();
     GroupInfo {
         layout: cell.layout.unwrap_or_default(),
@@ -122,7 +126,9 @@ fn group_info(cell: &Cell, world: &World, spec: AttentionSpec) -> GroupInfo {
         max_num_tokens: 16 + world.reqs.iter().map(|r| r.kv_len).sum::<usize>(),
         max_model_len: world.stride * cell.block_size,
         batch_invariant: cell.batch_invariant,
-        ..GroupInfo::new(KvCacheSpec::Full(spec), cell.num_heads)
+        latent: cell.latent,
+        num_speculative_tokens: cell.drafts,
+        ..GroupInfo::new(spec, cell.num_heads)
     }
 }
 
@@ -130,7 +136,7 @@ impl<'a> Fixture<'a> {
     /// Builds group, layer and a cache full of `poison`.
     ///
     /// # Errors
-    /// The backend's own; a backend whose layer isn't standard attention.
+    /// The backend's own; a backend of a kind that the suite doesn't run.
     pub fn new(tools: Tools<'a>, world: &World, poison: u8) -> Result<Self> {
         let cell = world.cell.clone();
         let spec = spec(&cell)?;
@@ -169,6 +175,11 @@ impl<'a> Fixture<'a> {
         let (t, config) = (self.tools, self.tools.config);
         self.groups = vec![AttentionGroup::new(t.backend, t.exec, 0, info, config, 1, None)?];
         Ok(())
+    }
+
+    /// Whether the layer is latent attention.
+    pub fn is_latent(&self) -> bool {
+        self.cell.latent.is_some()
     }
 
     /// Where the layer's pages lie.
@@ -260,30 +271,45 @@ impl<'a> Fixture<'a> {
     fn call(&mut self, step: &Step, entry: &StepEntry, shared: bool) -> Result<Output> {
         let (c, exec) = (&self.cell, self.tools.exec);
         let n = step.padded_tokens();
-        let widths =
-            [c.num_heads * c.head_size, c.num_kv_heads * c.head_size, c.num_kv_heads * c.head_size_v];
+        let [k, v] = c.kv_widths();
+        let widths = [c.num_heads * c.q_head(), k, v];
         let fused = fuse(step, widths);
         let total: usize = widths.iter().sum();
         let qkv = tensor(exec, c.dtype, &fused, &[n, total])?;
         let mut out = tensor(
             exec,
             c.dtype,
-            &vec![MARKER; (n + GUARD_ROWS) * c.num_heads * c.head_size_v],
-            &[n + GUARD_ROWS, c.num_heads * c.head_size_v],
+            &vec![MARKER; (n + GUARD_ROWS) * c.num_heads * c.out_head()],
+            &[n + GUARD_ROWS, c.num_heads * c.out_head()],
         )?;
         let x = qkv.view();
         let [q, k, _] = widths;
-        let x = Qkv {
-            q: x.cols(0..q)?.heads(c.num_heads)?,
-            k: x.cols(q..q + k)?.heads(c.num_kv_heads)?,
-            v: x.cols(q + k..total)?.heads(c.num_kv_heads)?,
-        };
+        let queries = x.cols(0..q)?.heads(c.num_heads)?;
         let mut kv = handle(c, self.place, shared)?.on(&mut self.cache);
-        self.layer.run(exec, &x, &mut kv, entry, out.view_mut().rows(0..n)?.heads(c.num_heads)?)?;
+        let rows = out.view_mut().rows(0..n)?;
+        match &self.layer {
+            LayerKernel::Mla(layer) => {
+                layer.run(exec, queries, x.cols(q..q + k)?, &mut kv, entry, rows)?;
+            }
+            LayerKernel::Standard(layer) => {
+                let k_v = [q..q + k, q + k..total].map(|c| x.cols(c));
+                let [k, v] = k_v.map(|x| x.and_then(|x| x.heads(c.num_kv_heads)));
+                let x = Qkv { q: queries, k: k?, v: v? };
+                layer.run(exec, &x, &mut kv, entry, rows.heads(c.num_heads)?)?;
+            }
+            LayerKernel::StateSpace(_) => {
+                return Err(AttentionError::Inputs("the suite has no run for state-space layers".into()));
+            }
+        }
         let all = numbers(&self.tools.host.read_tensor(exec, &out)?, c.dtype);
-        let width = c.num_heads * c.head_size_v;
+        let width = c.num_heads * c.out_head();
         let (live, n) = (step.live_tokens() * width, n * width);
-        Ok(Output { live: all[..live].to_vec(), padding: all[live..n].to_vec(), guard: all[n..].to_vec() })
+        Ok(Output {
+            live: all[..live].to_vec(),
+            padding: all[live..n].to_vec(),
+            guard: all[n..].to_vec(),
+            decodes: entry.split().decodes,
+        })
     }
 }
 
@@ -301,8 +327,11 @@ fn handle(c: &Cell, place: Place, shared: bool) -> Result<KvHandle> {
     })
 }
 
-fn layer(tools: Tools<'_>, world: &World) -> Result<Box<dyn DynAttention>> {
+fn layer(tools: Tools<'_>, world: &World) -> Result<LayerKernel> {
     let c = &world.cell;
+    if let Some(dims) = c.latent {
+        return latent_layer(tools, world, &dims);
+    }
     let kv_cache_dtype = spec(c)?.dtype;
     let quantised = matches!(kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2);
     let sinks: View<f32> = Persistent::new(tools.exec, c.num_heads)
@@ -323,14 +352,30 @@ fn layer(tools: Tools<'_>, world: &World) -> Result<Box<dyn DynAttention>> {
         k_scale: if quantised { K_SCALE } else { 1.0 },
         v_scale: if quantised { V_SCALE } else { 1.0 },
     };
-    match tools.backend.layer(&LayerArgs::Standard(args), tools.config)? {
-        LayerKernel::Standard(layer) => Ok(layer),
-        _ => Err(AttentionError::WrongKind {
-            backend: tools.backend.rules().name.to_string(),
-            offers: tools.backend.rules().kind.name(),
-            asked: "standard attention",
-        }),
-    }
+    tools.backend.layer(&LayerArgs::Standard(args), tools.config)
+}
+
+fn latent_layer(tools: Tools<'_>, world: &World, d: &LatentDims) -> Result<LayerKernel> {
+    let c = &world.cell;
+    let kv_cache_dtype = spec(c)?.dtype;
+    let shape = vec![c.num_heads * (d.qk_nope_head_dim + d.v_head_dim), d.kv_lora_rank];
+    let weight = Weight::from_f32("kv_b_proj", shape, &world.kv_b_proj);
+    let weight = weight.map_err(|e| AttentionError::Inputs(e.to_string()))?;
+    let kv_b_proj = tools.host.load_linear(tools.exec, weight)?;
+    let args = MlaArgs {
+        layer: AttnLayer(0),
+        num_heads: c.num_heads,
+        kv_lora_rank: d.kv_lora_rank,
+        qk_nope_head_dim: d.qk_nope_head_dim,
+        qk_rope_head_dim: d.qk_rope_head_dim,
+        v_head_dim: d.v_head_dim,
+        scale: world.scale(),
+        kv_b_proj: &kv_b_proj,
+        dtype: c.dtype,
+        kv_cache_dtype,
+        kv_scale: if matches!(kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2) { K_SCALE } else { 1.0 },
+    };
+    tools.backend.layer(&LayerArgs::Mla(args), tools.config)
 }
 
 /// Rows of q, k and v side by side, as a fused projection leaves them.

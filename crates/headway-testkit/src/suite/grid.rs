@@ -13,7 +13,7 @@ use crate::rng::Rng;
 use headway_attention::{
     RuleBook,
     group::kv::layout::KvCacheLayout,
-    process::rules::{KernelBlockSize, KvCacheDType},
+    process::rules::{KernelBlockSize, KindTag, KvCacheDType, LatentDims},
 };
 use headway_tensor::DType;
 
@@ -146,6 +146,8 @@ impl<'a> Axes<'a> {
             kv_cache_dtype,
             head_size,
             head_size_v: head_size,
+            latent: None,
+            drafts: 0,
             num_heads,
             num_kv_heads,
             block_size,
@@ -222,6 +224,72 @@ impl<'a> Axes<'a> {
     }
 }
 
+/// Heads and dimensions of latent attention: small, odd numbers of heads, without a rotary part, and a real model's.
+const LATENT: [(usize, [usize; 4]); 6] = [
+    (4, [32, 16, 48, 24]),
+    (3, [8, 8, 24, 40]),
+    (1, [64, 32, 32, 32]),
+    (2, [16, 0, 64, 16]),
+    (130, [8, 8, 16, 8]),
+    (2, [128, 64, 512, 128]),
+];
+
+/// The cells of latent attention: dtypes × cache dtypes, dimensions, blocks × layouts, drafts and batch invariance, each
+/// over the phases.
+fn latent_cells(axes: &mut Axes<'_>) -> Vec<Cell> {
+    let rules = axes.rules;
+    let sizes: Vec<_> = LATENT.into_iter().filter(|(_, d)| rules.supports_head_size(d[1] + d[2])).collect();
+    let (Some(kv), Some(&dtype), false) =
+        (rules.kv_cache_dtypes.first(), rules.dtypes.first(), sizes.is_empty())
+    else {
+        return vec![];
+    };
+    let of = |cell: Cell, (num_heads, [nope, rope, rank, v]): (usize, [usize; 4])| Cell {
+        head_size: rank + rope,
+        head_size_v: rank + rope,
+        num_heads,
+        num_kv_heads: 1,
+        latent: Some(LatentDims {
+            qk_nope_head_dim: nope,
+            qk_rope_head_dim: rope,
+            kv_lora_rank: rank,
+            v_head_dim: v,
+            index_topk: None,
+        }),
+        ..cell
+    };
+    let small = |turn: usize| sizes[turn % sizes.len().min(4)];
+    let mut cells = vec![];
+    for phase in Phase::ALL {
+        for &dtype in &rules.dtypes {
+            for kv in &rules.kv_cache_dtypes {
+                let cell = axes.next(dtype, kv.clone(), phase);
+                cells.push(of(cell, small(axes.turn)));
+                if rules.supports_batch_invariance {
+                    let cell = axes.next(dtype, kv.clone(), phase);
+                    cells.push(of(Cell { batch_invariant: true, ..cell }, small(axes.turn)));
+                }
+            }
+            let cell = axes.next(dtype, kv.clone(), phase);
+            cells.push(of(
+                Cell { drafts: if phase == Phase::Prefill { 0 } else { 3 }, ..cell },
+                small(axes.turn),
+            ));
+        }
+        for &size in &sizes {
+            let cell = axes.next(dtype, kv.clone(), phase);
+            cells.push(of(cell, size));
+        }
+        for (block_size, kernel_block_size) in axes.blocks.clone() {
+            for layout in axes.layouts.clone() {
+                let cell = axes.next(dtype, kv.clone(), phase);
+                cells.push(of(Cell { block_size, kernel_block_size, layout, ..cell }, small(axes.turn)));
+            }
+        }
+    }
+    cells
+}
+
 /// Every cell that stands for a yes of the rule book. Cells that
 /// [`headway_attention::AttentionBackend::combination`] refuses are still among them.
 pub fn cells(rules: &RuleBook) -> Vec<Cell> {
@@ -229,6 +297,9 @@ pub fn cells(rules: &RuleBook) -> Vec<Cell> {
     let mut cells = vec![];
     if axes.head_sizes.is_empty() || axes.blocks.is_empty() {
         return cells;
+    }
+    if rules.kind == KindTag::Mla {
+        return latent_cells(&mut axes);
     }
     axes.by_dtype_and_feature(&mut cells);
     axes.by_head_size(&mut cells);

@@ -1,7 +1,8 @@
 //! How the suite gets bytes to and from a backend's memory: the one seam between it and a device.
 
-use headway_attention::{KvBuf, Result};
-use headway_tensor::{Exec, HostBuf, Tensor, TensorError};
+use headway_attention::{AttentionError, KvBuf, Result};
+use headway_tensor::{Exec, HostBuf, Linear, Tensor, TensorError, Weight};
+use std::sync::Arc;
 
 /// Moves bytes between the host and where a backend's kernels read and write. [`HostMemory`] is for
 /// backends of the CPU; a device crate brings its own.
@@ -41,6 +42,18 @@ pub trait HostAccess {
     /// # Errors
     /// A buffer that isn't this device's.
     fn read_cache(&self, exec: &dyn Exec, cache: &KvBuf) -> Result<Vec<u8>>;
+
+    /// A linear layer of this weight in the device's form: latent attention needs one.
+    ///
+    /// # Errors
+    /// By default that there is no such thing here.
+    fn load_linear(&self, exec: &dyn Exec, weight: Weight) -> Result<Arc<dyn Linear>> {
+        Err(AttentionError::Inputs(format!(
+            "no linear layer for '{}' on {}: latent attention needs a HostAccess with load_linear",
+            weight.name(),
+            exec.device()
+        )))
+    }
 
     /// All bytes of a tensor, after everything that was queued on `exec`.
     ///

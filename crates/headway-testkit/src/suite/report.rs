@@ -81,6 +81,7 @@ impl SuiteReport {
             format!("KV cache dtype {}", cell.kv_cache_dtype),
             format!("head size {}/{}", cell.head_size, cell.head_size_v),
             format!("heads {}/{}", cell.num_heads, cell.num_kv_heads),
+            format!("new tokens of a decode {}", 1 + cell.drafts),
             format!("block size {} in kernel blocks of {}", cell.block_size, cell.kernel_block_size),
             layout,
         ] {

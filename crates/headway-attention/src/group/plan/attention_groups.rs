@@ -5,6 +5,7 @@ use super::kernel_block::{group_block_size, select_kernel_block_size};
 use crate::{
     AttentionError, DynBackend, GroupInfo, KvCacheSpec, Result, RuleBook,
     group::kv::{block_table::block_table_width, page::RequestLimits},
+    process::rules::LatentDims,
 };
 use std::sync::Arc;
 
@@ -32,6 +33,8 @@ pub struct GroupLayer<'a, T> {
     pub spec: KvCacheSpec,
     /// Query heads on this rank; `None` for layers that have none.
     pub num_heads: Option<usize>,
+    /// Latent dimensions, where the layer is latent attention.
+    pub latent: Option<LatentDims>,
 }
 
 /// A KV cache group to divide.
@@ -54,6 +57,8 @@ pub struct LayersOfGroup<'a, T> {
     pub spec: KvCacheSpec,
     /// Their query heads.
     pub num_heads: Option<usize>,
+    /// Their latent dimensions.
+    pub latent: Option<LatentDims>,
     /// The layers.
     pub layers: Vec<T>,
     /// Tokens in a block that the kernel sees.
@@ -94,7 +99,10 @@ fn divide<'a, T: Clone>(
             });
         }
         let same = |g: &&mut LayersOfGroup<'a, T>| {
-            g.rules.name == l.rules.name && g.spec == l.spec && g.num_heads == l.num_heads
+            g.rules.name == l.rules.name
+                && g.spec == l.spec
+                && g.num_heads == l.num_heads
+                && g.latent == l.latent
         };
         match groups.iter_mut().find(same) {
             Some(g) => g.layers.push(l.id.clone()),
@@ -102,6 +110,7 @@ fn divide<'a, T: Clone>(
                 rules: l.rules,
                 spec: l.spec.clone(),
                 num_heads: l.num_heads,
+                latent: l.latent,
                 layers: vec![l.id.clone()],
                 kernel_block_size: group.block_size,
             }),
@@ -190,6 +199,7 @@ fn shares_with(earlier: &[AttentionGroupPlan], group: &AttentionGroupPlan) -> Op
             && g.backend.rules().name == group.backend.rules().name
             && g.info.spec == group.info.spec
             && g.info.num_heads == group.info.num_heads
+            && g.info.latent == group.info.latent
             && g.info.kernel_block_size == group.info.kernel_block_size
     })
 }

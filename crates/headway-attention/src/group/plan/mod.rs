@@ -19,6 +19,7 @@ use crate::{
         builder::ContextParallel,
         kv::layout::{KvCacheLayout, resolve_layout},
     },
+    process::rules::LatentDims,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -33,6 +34,8 @@ pub struct LayerCache {
     pub backend: Arc<dyn DynBackend>,
     /// Query heads on this rank.
     pub num_heads: usize,
+    /// Its latent dimensions, where it is latent attention.
+    pub latent: Option<LatentDims>,
     /// An earlier layer whose cache this one reads instead of having its own.
     pub shares_cache_of: Option<AttnLayer>,
 }
@@ -260,6 +263,7 @@ fn attention_groups_of(
                     rules: layers[l.0 as usize].backend.rules(),
                     spec: g.spec_of(at).clone(),
                     num_heads: Some(layers[l.0 as usize].num_heads),
+                    latent: layers[l.0 as usize].latent,
                 })
                 .collect(),
         })
@@ -276,7 +280,7 @@ fn attention_groups_of(
             out.push(AttentionGroupPlan {
                 kv_cache_group: index,
                 backend: layers[part.layers[0].0 as usize].backend.clone(),
-                info: GroupInfo { layers: part.layers, ..info },
+                info: GroupInfo { layers: part.layers, latent: part.latent, ..info },
                 shares_with: None,
             });
         }

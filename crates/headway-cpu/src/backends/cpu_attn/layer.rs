@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     CpuExec,
-    kernels::attention::{CacheLayout, LayerNumbers, Shape, attend, write_kv},
+    kernels::attention::{CacheLayout, LayerNumbers, Lse, Shape, attend, write_kv},
 };
 use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
 use headway_tensor::{DType, TensorError, TensorMut, View};
@@ -117,6 +117,7 @@ impl CpuAttnLayer {
         }
         let (batch, numbers) = (&metadata.batch, self.numbers()?);
         let bytes = kv.host_bytes()?;
+        let lse = lse.map_or(Lse::None, Lse::Write);
         attend((cx.pool(), cx.isa()), batch, &metadata.workspace, &numbers, x.q, (&cache, bytes), out, lse)
     }
 }

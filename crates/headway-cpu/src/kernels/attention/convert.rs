@@ -2,8 +2,8 @@
 
 use super::{
     elem::{Elem, load_activation, store_activation},
-    lanes::Lanes,
-    micro::TILE,
+    lanes::{Lanes, Turn},
+    micro::{GROUP, TILE},
 };
 use headway_tensor::DType;
 
@@ -84,6 +84,42 @@ pub(super) unsafe fn widen_panels<L: Lanes, E: Elem>(from: *const u8, to: *mut f
         }
         if c < width {
             E::load::<L::Narrow>(from.add(c * E::SIZE)).store(to.add(c * TILE).cast());
+        }
+    }
+}
+
+/// [`GROUP`] latent rows of `size` elements as float32, in both forms that the products read: as a packed group of
+/// keys `[size, 16]`, and their first `width` elements as panels of values. Eight elements of eight rows are read,
+/// stored as values, turned, and stored as keys.
+///
+/// # Safety
+/// The instruction set of `L`; `GROUP` rows of `size` elements at `rows`, both widths multiples of 8; room for the group
+/// at `keys`, and for panels of [`TILE`] tokens at `values`, which is the group's place in the first.
+#[inline(always)]
+pub(super) unsafe fn turn_latents<L: Lanes, E: Elem>(
+    rows: *const u8,
+    (size, width): (usize, usize),
+    keys: *mut f32,
+    values: *mut f32,
+) {
+    // SAFETY: as the caller has promised.
+    unsafe {
+        for d in (0..size).step_by(8) {
+            for first in (0..GROUP).step_by(8) {
+                let mut x = [L::Narrow::splat(0.0); 8];
+                for (t, x) in x.iter_mut().enumerate() {
+                    *x = E::load(rows.add(((first + t) * size + d) * E::SIZE));
+                }
+                if d < width {
+                    let panel = values.add(d / 16 * 16 * TILE + d % 16);
+                    for (t, x) in x.iter().enumerate() {
+                        x.store(panel.add((first + t) * 16).cast());
+                    }
+                }
+                for (i, x) in L::Narrow::turn(x).iter().enumerate() {
+                    x.store(keys.add((d + i) * GROUP + first).cast());
+                }
+            }
         }
     }
 }

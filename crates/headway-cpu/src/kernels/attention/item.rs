@@ -14,6 +14,7 @@ use super::{
     merge,
     micro::{GROUP, GROUPS, TILE, Values},
     plan::CHUNK,
+    shape::Form,
     tile::{self, Block, Blocks, Keys},
 };
 
@@ -156,7 +157,10 @@ impl Pass<'_> {
                 let (from, to) = (begin.max(at), end.min(at + TILE));
                 let (keys, values) = self.locate::<E>(at, from, to);
                 let block = Block { at, from, to };
-                if Blocks::<A, E>::DIRECT && self.rows <= E::DIRECT_ROWS {
+                if self.job.shape.form == Form::Latent {
+                    let (keys, values) = self.turn_latents::<A, E>(&block, &keys);
+                    tile::converted::<A>(self, &block, &keys, values);
+                } else if Blocks::<A, E>::DIRECT && self.rows <= E::DIRECT_ROWS {
                     let keys = Keys { groups: keys };
                     let values = Values { groups: values, stride: self.job.shape.head_size_v * E::SIZE };
                     tile::direct::<A, E>(self, &block, &keys, &values);
@@ -195,6 +199,29 @@ impl Pass<'_> {
             }
         }
         (keys, values)
+    }
+
+    /// The tile's latent rows in float32: as packed groups of keys, and their first part as panels of values.
+    ///
+    /// # Safety
+    /// As [`Pass::chunk`]; `rows` from [`Pass::locate`].
+    unsafe fn turn_latents<A: Level, E: Elem>(
+        &self,
+        b: &Block,
+        rows: &[*const u8; GROUPS],
+    ) -> (Keys, *const f32) {
+        let (size, width) = (self.job.shape.head_size, self.job.shape.head_size_v);
+        let values = self.at(self.job.layout.values);
+        let mut groups = [std::ptr::null(); GROUPS];
+        // SAFETY: a group's 16 rows lie in one block, in the cache; the scratch has room for all four groups.
+        unsafe {
+            for g in b.groups() {
+                let to = self.at(self.job.layout.keys + g * size * GROUP);
+                A::turn_latents::<E>(rows[g], (size, width), to, values.add(g * GROUP * 16));
+                groups[g] = to.cast_const().cast();
+            }
+        }
+        (Keys { groups }, values)
     }
 
     /// The tile's keys as float32 in the same packing; float32 stays where it is.
@@ -240,17 +267,37 @@ impl Pass<'_> {
         base
     }
 
+    /// Where a row of `out` lies.
+    pub(super) fn out_row(&self, row: usize) -> *mut u8 {
+        let (out, (token, head)) = (&self.job.out, self.token_and_head(row));
+        let at = (self.work.request.first_row + token) * out.token_stride + head * out.head_stride;
+        out.base.wrapping_add(at)
+    }
+
     /// Writes a finished row: `values · factor` to `out`.
     ///
     /// # Safety
     /// As [`process`]; `values` has `head_size_v` float32.
     pub(super) unsafe fn write_row<A: Level>(&self, row: usize, values: *const f32, factor: f32) {
-        let (job, (token, head)) = (self.job, self.token_and_head(row));
-        let at = (self.work.request.first_row + token) * job.out.token_stride + head * job.out.head_stride;
         // SAFETY: the row lies in `out`, and no other item writes it.
         unsafe {
-            A::write_row(job.dtype, values, job.out.base.add(at), job.shape.head_size_v, factor);
+            A::write_row(self.job.dtype, values, self.out_row(row), self.job.shape.head_size_v, factor);
         }
+    }
+
+    /// Where a row's log-sum-exp lies.
+    fn lse_at(&self, row: usize) -> *mut f32 {
+        let (token, head) = self.token_and_head(row);
+        self.job.lse.wrapping_add((self.work.request.first_row + token) * self.job.shape.num_heads + head)
+    }
+
+    /// The log-sum-exp of a row's earlier result.
+    ///
+    /// # Safety
+    /// As [`process`], for a job that merges.
+    pub(super) unsafe fn lse(&self, row: usize) -> f32 {
+        // SAFETY: `[rows, heads]`, checked by the wrapper; no other item writes this row.
+        unsafe { *self.lse_at(row) }
     }
 
     /// Log of a row's denominator, where it was asked for.
@@ -261,9 +308,7 @@ impl Pass<'_> {
         if self.job.lse.is_null() {
             return;
         }
-        let (token, head) = self.token_and_head(row);
-        let at = (self.work.request.first_row + token) * self.job.shape.num_heads + head;
         // SAFETY: `[rows, heads]`, checked by the wrapper; no other item writes this row.
-        unsafe { self.job.lse.add(at).write(lse()) };
+        unsafe { self.lse_at(row).write(lse()) };
     }
 }

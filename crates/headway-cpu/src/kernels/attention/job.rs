@@ -17,7 +17,8 @@ pub(super) struct Rows<P> {
 }
 
 /// The cache of one layer. Block b begins `b * block_stride` bytes after `base`; in it, key/value head
-/// h begins `h * head_bytes` later with its keys, and `values` bytes after those its values.
+/// h begins `h * head_bytes` later with its keys, and `values` bytes after those its values (0 for latents, whose
+/// rows are both).
 #[derive(Clone, Copy)]
 pub(super) struct CacheMap {
     pub(super) base: *const u8,
@@ -37,6 +38,8 @@ pub(super) struct Job<'a> {
     pub(super) dtype: DType,
     /// `[rows, heads]`, or null.
     pub(super) lse: *mut f32,
+    /// `out` and `lse` hold the result over other keys, which this call's is merged with; `out` is float32.
+    pub(super) merge: bool,
     pub(super) cache: CacheMap,
     pub(super) block_table: &'a [i32],
     pub(super) block_table_stride: usize,

@@ -54,6 +54,13 @@ pub(super) trait Level: Copy {
     unsafe fn widen<E: Elem>(from: *const u8, to: *mut f32, n: usize);
     /// [`convert::widen_panels`].
     unsafe fn widen_panels<E: Elem>(from: *const u8, to: *mut f32, width: usize);
+    /// [`convert::turn_latents`].
+    unsafe fn turn_latents<E: Elem>(
+        rows: *const u8,
+        widths: (usize, usize),
+        keys: *mut f32,
+        values: *mut f32,
+    );
 }
 
 macro_rules! level {
@@ -127,6 +134,16 @@ macro_rules! level {
             unsafe fn widen_panels<E: Elem>(from: *const u8, to: *mut f32, width: usize) {
                 // SAFETY: see above.
                 unsafe { convert::widen_panels::<$lanes, E>(from, to, width) }
+            }
+            $(#[$feature])*
+            unsafe fn turn_latents<E: Elem>(
+                rows: *const u8,
+                widths: (usize, usize),
+                keys: *mut f32,
+                values: *mut f32,
+            ) {
+                // SAFETY: see above.
+                unsafe { convert::turn_latents::<$lanes, E>(rows, widths, keys, values) }
             }
         }
     };

@@ -164,8 +164,8 @@ pub(super) unsafe fn sink<L: Lanes>(state: *mut f32, sink: f32) -> f32 {
     }
 }
 
-/// Divides by the denominator (with the head's sink, where there is one) and writes the rows; a row
-/// that sees no key is 0.
+/// Merges with the result over other keys where there is one, divides by the denominator (with the head's sink,
+/// where there is one) and writes the rows; a row that sees no key is 0, or stays as it is.
 ///
 /// # Safety
 /// As `Pass`'s methods; the merged results of every row that sees a key are there.
@@ -176,11 +176,19 @@ pub(super) unsafe fn finish<A: Level>(p: &Pass<'_>) {
             let (low, high) = p.bounds(row);
             let total = total_of(p, row);
             let sink = p.job.sinks.map(|s| *s.get_unchecked(p.token_and_head(row).1));
+            if p.job.merge && low >= high {
+                continue;
+            }
             if low >= high {
                 std::ptr::write_bytes(total.values, 0, p.job.shape.head_size_v);
                 p.write_row::<A>(row, total.values, 0.0);
                 p.write_lse(row, || sink.unwrap_or(f32::NEG_INFINITY));
                 continue;
+            }
+            if p.job.merge {
+                let mut state = [p.lse(row), 1.0];
+                let earlier = Partial { state: state.as_mut_ptr(), values: p.out_row(row).cast() };
+                A::merge(earlier, total, p.job.shape.head_size_v);
             }
             let mut factor = p.job.v_scale;
             if let Some(sink) = sink {

@@ -10,10 +10,15 @@
 //! without a horizontal sum; then the values, token-major, `[block_size, head_size_v]`. Blocks hold a
 //! multiple of 16 tokens. A page has `block_size · heads · (head_size + head_size_v)` elements.
 //!
+//! A latent page ([`Form::Latent`], for MLA) is token-major, `[block_size, rank + rope]`, without padding: all heads
+//! read the row as key, and its first `rank` elements as value. A tile is turned into the two forms above once for all
+//! heads of a token, in float32.
+//!
 //! # Bounds
 //! Decode reads every key and value once: the memory's bandwidth, as long as a group's query heads times
 //! two multiply-adds an element keep below the core's rate. Prefill reads a tile into the nearest cache
-//! for up to 96 rows: the rate of multiply-adds.
+//! for up to 96 rows: the rate of multiply-adds. Over latents a decode is bound by multiply-adds too, once a model has
+//! more than about 16 heads: each element that is read takes part in two of them a head.
 //!
 //! # Sameness
 //! A row's bits depend on its query, its keys and values, the layer and the instruction set alone: see
@@ -41,9 +46,9 @@ mod write;
 
 pub use micro::GROUP;
 pub use plan::{CHUNK, Plan, Request};
-pub use shape::Shape;
+pub use shape::{Form, Shape};
 pub use workspace::Workspace;
-pub use write::write_kv;
+pub use write::{write_kv, write_latent};
 
 use crate::{Isa, pool::Pool};
 use headway_attention::{AttentionError, Result};
@@ -86,14 +91,26 @@ pub struct CacheLayout {
     pub dtype: DType,
 }
 
+/// What becomes of the log-sum-exps of a call, `[rows of the plan, heads]`.
+#[derive(Debug)]
+pub enum Lse<'a> {
+    /// They are not wanted.
+    None,
+    /// They are written.
+    Write(&'a mut [f32]),
+    /// Output and log-sum-exps hold the result over other keys (0 and minus infinity: none so far): both become
+    /// those over all keys. Rows that see no key here stay as they are.
+    Merge(&'a mut [f32]),
+}
+
 fn inputs(what: impl Into<String>) -> AttentionError {
     AttentionError::Inputs(what.into())
 }
 
 impl CacheLayout {
-    /// Bytes of one block of one key/value head: keys, then values.
+    /// Bytes of one block of one key/value head: keys, then values; of a latent block, all of it.
     fn head_bytes(&self, shape: &Shape) -> usize {
-        self.block_size * (shape.head_size + shape.head_size_v) * self.dtype.size()
+        self.block_size * shape.token_elements() / shape.num_kv_heads * self.dtype.size()
     }
 
     /// Checks that every block lies in a buffer of `len` bytes.
@@ -205,7 +222,8 @@ impl Batch {
 /// infinity where a row sees neither).
 ///
 /// # Errors
-/// Shapes, dtypes and devices; a cache, plan or workspace that doesn't fit the others.
+/// Shapes, dtypes and devices; a cache, plan or workspace that doesn't fit the others; an earlier result to merge
+/// with that isn't float32, or sinks or a scale on the values beside it.
 pub fn attend(
     (pool, isa): (&Pool, Isa),
     batch: &Batch,
@@ -214,7 +232,7 @@ pub fn attend(
     q: TensorRef<'_>,
     (cache, bytes): (&CacheLayout, &[u8]),
     mut out: TensorMut<'_>,
-    lse: Option<&mut [f32]>,
+    lse: Lse<'_>,
 ) -> Result<()> {
     let shape = *batch.plan.shape().ok_or_else(|| inputs("a plan that was never built"))?;
     if workspace.shape() != &shape {
@@ -232,8 +250,16 @@ pub fn attend(
             TensorError::WrongDType { what: "output", found: out.dtype(), supported: "that of q" }.into()
         );
     }
+    let merge = matches!(lse, Lse::Merge(_));
+    let lse = match lse {
+        Lse::None => None,
+        Lse::Write(l) | Lse::Merge(l) => Some(l),
+    };
     if lse.as_ref().is_some_and(|l| l.len() < rows * shape.num_heads) {
         return Err(inputs("too little room for the log-sum-exp"));
+    }
+    if merge && (dtype != DType::F32 || layer.sinks.is_some() || layer.v_scale != 1.0) {
+        return Err(inputs("results merge in float32, without sinks and without a scale on the values"));
     }
     if !isa_is_available(isa) {
         return Err(inputs(format!("kernels for {isa} can't run on this machine")));
@@ -243,7 +269,7 @@ pub fn attend(
         found: cache.dtype,
         supported: "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2",
     })?;
-    if rows < tokens {
+    if rows < tokens && !merge {
         out.reborrow().rows(rows..tokens)?.zero_host()?;
     }
     let q_rows = read_rows(q)?;
@@ -268,12 +294,16 @@ pub fn attend(
         out: out_rows,
         dtype,
         lse: lse.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
+        merge,
         cache: CacheMap {
             base: bytes[cache.offset..].as_ptr(),
             block_stride: cache.block_stride,
             block_size: cache.block_size,
             head_bytes,
-            values: cache.block_size * shape.head_size * cache.dtype.size(),
+            values: match shape.form {
+                Form::KeysAndValues => cache.block_size * shape.head_size * cache.dtype.size(),
+                Form::Latent => 0,
+            },
         },
         block_table: table,
         block_table_stride: batch.stride,
@@ -331,8 +361,15 @@ fn read_rows(x: TensorRef<'_>) -> Result<Rows<*const u8>> {
 
 fn write_rows(x: TensorMut<'_>) -> Result<Rows<*mut u8>> {
     let (size, strides) = (x.dtype().size(), contiguous(x.shape(), x.strides())?);
-    let heads = x.shape().get(1).copied().unwrap_or(0) * x.shape().get(2).copied().unwrap_or(0);
-    if x.shape()[0] > 1 && strides.0 < heads {
+    // Tokens outermost, or heads outermost.
+    let apart = |outer: usize, step: usize, inner: usize, inner_step: usize, width: usize| {
+        (outer <= 1 || step >= inner.saturating_sub(1) * inner_step + width)
+            && (inner <= 1 || inner_step >= width)
+    };
+    let (tokens, heads, width) = (x.shape()[0], x.shape()[1], x.shape()[2]);
+    if !apart(tokens, strides.0, heads, strides.1, width)
+        && !apart(heads, strides.1, tokens, strides.0, width)
+    {
         return Err(inputs("output rows overlap"));
     }
     let base = by_dtype!(x, "attention", T => x.into_host::<T>()?.as_mut_ptr().cast());

@@ -5,12 +5,27 @@ use super::{micro::TILE, plan::CHUNK};
 
 /// Most bytes of partial results that a group keeps; beyond that fewer rows are split.
 const MOST_SLOT_BYTES: usize = 32 << 20;
+/// Widest latent row.
+const MOST_LATENT: usize = 1024;
+/// Rows that share a pass over latents: the heads of a large model, so that a page is read and turned once for all.
+const LATENT_ROWS: usize = 128;
 /// float32 to a cache line.
 const LINE: usize = 16;
+
+/// What a page of the cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Keys in groups of 16 tokens, then values.
+    KeysAndValues,
+    /// One latent row a token, token-major: all of it is the key, its first `head_size_v` elements are the value.
+    Latent,
+}
 
 /// Heads of the layers of a group, and the room for split rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// What a page holds.
+    pub form: Form,
     /// Query heads.
     pub num_heads: usize,
     /// Key/value heads; divides `num_heads`.
@@ -44,10 +59,46 @@ impl Shape {
                 return Err(format!("a head of {n} elements (multiples of 8 up to 512 are supported)"));
             }
         }
-        let mut shape = Self { num_heads, num_kv_heads, head_size, head_size_v, slot_rows: 0 };
-        let wanted = num_heads.saturating_mul(max_model_len.div_ceil(CHUNK));
-        shape.slot_rows = wanted.min(MOST_SLOT_BYTES / (4 * shape.slot_floats()));
-        Ok(shape)
+        let form = Form::KeysAndValues;
+        let shape = Self { form, num_heads, num_kv_heads, head_size, head_size_v, slot_rows: 0 };
+        Ok(shape.with_slots(max_model_len))
+    }
+
+    /// All heads over one latent row a token, of `rank` elements and `rope` that only the scores read.
+    ///
+    /// # Errors
+    /// As [`Shape::new`].
+    pub fn latent(num_heads: usize, rank: usize, rope: usize, max_model_len: usize) -> Result<Self, String> {
+        if num_heads == 0 {
+            return Err("latent attention without heads".into());
+        }
+        if rank == 0 || rank + rope > MOST_LATENT || !rank.is_multiple_of(8) || !rope.is_multiple_of(8) {
+            return Err(format!(
+                "a latent of {rank} + {rope} elements (multiples of 8, together up to {MOST_LATENT}, are supported)"
+            ));
+        }
+        let shape = Self {
+            form: Form::Latent,
+            num_heads,
+            num_kv_heads: 1,
+            head_size: rank + rope,
+            head_size_v: rank,
+            slot_rows: 0,
+        };
+        Ok(shape.with_slots(max_model_len))
+    }
+
+    fn with_slots(self, max_model_len: usize) -> Self {
+        let wanted = self.num_heads.saturating_mul(max_model_len.div_ceil(CHUNK));
+        Self { slot_rows: wanted.min(MOST_SLOT_BYTES / (4 * self.slot_floats())), ..self }
+    }
+
+    /// Elements that a token takes in a page.
+    pub fn token_elements(&self) -> usize {
+        match self.form {
+            Form::KeysAndValues => self.num_kv_heads * (self.head_size + self.head_size_v),
+            Form::Latent => self.head_size,
+        }
     }
 
     /// Query heads that share a key/value head.
@@ -57,6 +108,9 @@ impl Shape {
 
     /// Most rows (tokens x heads) that one pass over the keys serves.
     pub(super) fn max_rows(&self) -> usize {
+        if self.form == Form::Latent {
+            return LATENT_ROWS;
+        }
         match self.head_size.max(self.head_size_v) {
             0..=128 => 96,
             129..=256 => 48,

@@ -126,7 +126,7 @@ fn attend_over_pattern(shape: &Shape, requests: &[Request], threads: usize, isa:
     };
     let q = TensorRef::from_host(&q, &[rows, shape.num_heads, shape.head_size]).unwrap();
     let o = TensorMut::from_host(&mut out, &[rows, shape.num_heads, shape.head_size_v]).unwrap();
-    attend((&pool, isa), &batch, &workspace, &layer, q, (&cache, &bytes), o, None).unwrap();
+    attend((&pool, isa), &batch, &workspace, &layer, q, (&cache, &bytes), o, Lse::None).unwrap();
     assert!(out.iter().all(|x| x.is_finite()));
     let intact = |b: &[u8]| b.iter().all(|x| *x == PATTERN);
     let mut inner = workspace.inner.lock().unwrap();
@@ -194,7 +194,7 @@ fn a_pool_with_more_threads_than_the_workspace_is_refused() {
         let q = TensorRef::from_host(&q, &[1, 1, 8])?;
         let o = TensorMut::from_host(&mut out, &[1, 1, 8])?;
         let workspace = Workspace::new(&shape, 1)?;
-        attend((pool, isa), &batch, &workspace, &layer, q, (&cache, &[0; 1024]), o, None)
+        attend((pool, isa), &batch, &workspace, &layer, q, (&cache, &[0; 1024]), o, Lse::None)
     };
     let (one, two) = (Pool::new(Some(1)).unwrap(), Pool::new(Some(2)).unwrap());
     assert!(run(&one, Isa::Portable).is_ok());

@@ -1,6 +1,6 @@
 //! New keys and values into the cache, by slot.
 
-use super::{CacheLayout, GROUP, Result, check_rows, inputs, job::Rows, read_rows, shape::Shape};
+use super::{CacheLayout, Form, GROUP, Result, check_rows, inputs, job::Rows, read_rows, shape::Shape};
 use crate::pool::Pool;
 use half::{bf16, f16};
 use headway_attention::AttentionError;
@@ -32,12 +32,7 @@ pub fn write_kv(
     cache.check(shape, bytes.len())?;
     check_rows("key", k.shape(), shape.num_kv_heads, shape.head_size, slots.len())?;
     check_rows("value", v.shape(), shape.num_kv_heads, shape.head_size_v, slots.len())?;
-    let total = cache.num_blocks * cache.block_size;
-    if let Some((t, s)) =
-        slots.iter().enumerate().find(|&(_, &s)| s != -1 && (s < 0 || s as u64 >= total as u64))
-    {
-        return Err(inputs(format!("slot {s} of token {t} is not in a cache of {total} slots")));
-    }
+    check_slots(slots, cache)?;
     let (k_put, v_put) = (converter(k.dtype(), cache.dtype)?, converter(v.dtype(), cache.dtype)?);
     let size = cache.dtype.size();
     let keys =
@@ -67,6 +62,47 @@ pub fn write_kv(
         pool.run(shape.num_kv_heads, &|head, _| write_head(head));
     }
     Ok(())
+}
+
+/// Scatters latent rows `[tokens, size]` of `shape`, a latent one: as [`write_kv`] for a single row a token.
+///
+/// # Errors
+/// As [`write_kv`]; a shape of keys and values.
+pub fn write_latent(
+    shape: &Shape,
+    (latent, scale): (TensorRef<'_>, f32),
+    slots: &[i64],
+    cache: &CacheLayout,
+    bytes: &mut [u8],
+) -> Result<()> {
+    if shape.form != Form::Latent {
+        return Err(inputs("latent rows for a cache of keys and values"));
+    }
+    cache.check(shape, bytes.len())?;
+    let latent = latent.heads(1)?;
+    check_rows("latent", latent.shape(), 1, shape.head_size, slots.len())?;
+    check_slots(slots, cache)?;
+    let size = cache.dtype.size();
+    let put = converter(latent.dtype(), cache.dtype)?;
+    let rows = Part { rows: read_rows(latent)?, put, scale, width: shape.head_size, step: size };
+    let base = Base(bytes[cache.offset..].as_mut_ptr());
+    // One thread: a row has few bytes.
+    for (token, &slot) in slots.iter().enumerate().filter(|(_, s)| **s >= 0) {
+        let (block, at) = (slot as usize / cache.block_size, slot as usize % cache.block_size);
+        // SAFETY: the slot is in the cache, whose blocks lie in `bytes`, both checked above; the token is one of the
+        // rows.
+        unsafe { rows.write(token, 0, base.0.add(block * cache.block_stride + at * shape.head_size * size)) };
+    }
+    Ok(())
+}
+
+/// That every slot but −1 lies in the cache.
+fn check_slots(slots: &[i64], cache: &CacheLayout) -> Result<()> {
+    let total = cache.num_blocks * cache.block_size;
+    match slots.iter().enumerate().find(|&(_, &s)| s != -1 && (s < 0 || s as u64 >= total as u64)) {
+        None => Ok(()),
+        Some((t, s)) => Err(inputs(format!("slot {s} of token {t} is not in a cache of {total} slots"))),
+    }
 }
 
 /// The first byte of the layer's cache.

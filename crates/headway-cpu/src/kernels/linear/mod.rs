@@ -84,6 +84,45 @@ impl CpuLinear {
         Ok(layer)
     }
 
+    /// A layer of one dense weight, as it lies.
+    ///
+    /// # Errors
+    /// A block-quantised weight; one that is no matrix.
+    pub(crate) fn dense(weight: Weight) -> Result<Self> {
+        if matches!(weight.dtype(), WeightType::Quant(_)) || weight.shape().len() != 2 {
+            return Err(unsupported(format!("weight '{}' as a dense matrix", weight.name())));
+        }
+        let (k, n) = (weight.cols(), weight.rows());
+        Ok(Self { parts: vec![Part { weight, packed: None, bias: None, first: 0 }], k, n })
+    }
+
+    /// Output columns as a dense weight of their own, `[columns, in_features]`: in the type of the file, sharing its
+    /// bytes, or in float32 where that is block-quantised or the columns lie in several parts.
+    ///
+    /// # Errors
+    /// Columns past the end; a layer with biases.
+    pub(crate) fn columns(&self, columns: Range<usize>) -> Result<Weight> {
+        let wrong = |e: headway_tensor::weight::WeightError| unsupported(e.to_string());
+        if self.parts.iter().any(|p| p.bias.is_some()) || columns.end > self.n {
+            return Err(unsupported(format!(
+                "columns {columns:?} of a layer of {} or one with biases",
+                self.n
+            )));
+        }
+        let part = self.parts.iter().rev().find(|p| p.first <= columns.start);
+        if let Some(p) = part
+            && columns.end <= p.first + p.weight.rows()
+            && !matches!(p.weight.dtype(), WeightType::Quant(_))
+        {
+            return p.weight.slice_rows(columns.start - p.first..columns.end - p.first).map_err(wrong);
+        }
+        let mut values = vec![0.0; columns.len() * self.k];
+        for (row, out) in columns.clone().zip(values.chunks_exact_mut(self.k)) {
+            self.row(row, out);
+        }
+        Weight::from_f32("columns of a stacked weight", vec![columns.len(), self.k], &values).map_err(wrong)
+    }
+
     /// Output column `row` as float32: for embeddings. `out` has `in_features` elements.
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         let part = self.parts.iter().rev().find(|p| p.first <= row);

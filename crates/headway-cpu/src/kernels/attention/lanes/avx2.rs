@@ -1,6 +1,6 @@
 //! Eight lanes in a 256-bit register: AVX2 with FMA and F16C.
 
-use super::{Lanes, lane_ops};
+use super::{Lanes, Turn, lane_ops};
 use std::arch::x86_64::*;
 
 /// Eight float32.
@@ -99,5 +99,33 @@ impl Lanes for Avx2 {
         fn sum(self) -> f32 { fold!(self.0, _mm_add_ps) }
         fn largest(self) -> f32 { fold!(self.0, _mm_max_ps) }
         fn first(self) -> f32 { _mm256_cvtss_f32(self.0) }
+    }
+}
+
+impl Turn for Avx2 {
+    /// Pairs, then fours, then halves of registers change places.
+    #[inline(always)]
+    unsafe fn turn(x: [Self; 8]) -> [Self; 8] {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            let mut pairs = [_mm256_setzero_ps(); 8];
+            for i in 0..4 {
+                pairs[2 * i] = _mm256_unpacklo_ps(x[2 * i].0, x[2 * i + 1].0);
+                pairs[2 * i + 1] = _mm256_unpackhi_ps(x[2 * i].0, x[2 * i + 1].0);
+            }
+            let mut fours = pairs;
+            for i in [0, 4] {
+                fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+                fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+                fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+                fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+            }
+            let mut r = x;
+            for i in 0..4 {
+                r[i] = Self(_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+                r[i + 4] = Self(_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
+            }
+            r
+        }
     }
 }

@@ -23,7 +23,7 @@ pub(super) trait Lanes: Copy {
     /// Number of lanes: 8 or 16.
     const N: usize;
     /// Eight lanes of the same instruction set, for what is not a multiple of [`Lanes::N`].
-    type Narrow: Lanes;
+    type Narrow: Lanes + Turn;
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self;
@@ -69,6 +69,12 @@ pub(super) trait Lanes: Copy {
     unsafe fn largest(self) -> f32;
     /// Lane 0.
     unsafe fn first(self) -> f32;
+}
+
+/// Eight lanes that can be turned.
+pub(super) trait Turn: Lanes {
+    /// Eight rows of eight as eight columns: element j of result i is element i of argument j.
+    unsafe fn turn(x: [Self; 8]) -> [Self; 8];
 }
 
 /// Methods of a [`Lanes`] type, each one expression that needs the instruction set.

@@ -1,7 +1,7 @@
 //! Eight lanes in an array: plain Rust on every target, which the compiler vectorises as it can. The
 //! reference for the other levels. No fused multiply-add: without the instruction it is a call.
 
-use super::{Lanes, lane_ops};
+use super::{Lanes, Turn, lane_ops};
 use half::{bf16, f16};
 use headway_tensor::{
     fp8::{e4m3_to_f32, e5m2_to_f32},
@@ -126,5 +126,12 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn first(self) -> f32 {
         self.0[0]
+    }
+}
+
+impl Turn for Portable {
+    #[inline(always)]
+    unsafe fn turn(x: [Self; 8]) -> [Self; 8] {
+        std::array::from_fn(|i| Self(std::array::from_fn(|j| x[j].0[i])))
     }
 }

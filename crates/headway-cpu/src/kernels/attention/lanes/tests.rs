@@ -175,3 +175,22 @@ unsafe fn basics<L: Lanes>() {
 fn basic_operations() {
     on_every_level!(basics());
 }
+
+#[inline(always)]
+unsafe fn turns<L: Lanes>() {
+    let from: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    let mut to = [0f32; 64];
+    // SAFETY: on a level that `on_every_level` entered; eight rows of eight.
+    unsafe {
+        let rows = std::array::from_fn(|i| L::Narrow::load(from.as_ptr().add(8 * i).cast()));
+        for (i, x) in L::Narrow::turn(rows).into_iter().enumerate() {
+            x.store(to.as_mut_ptr().add(8 * i).cast());
+        }
+    }
+    assert!((0..64).all(|i| to[i] == from[i % 8 * 8 + i / 8]), "{to:?}");
+}
+
+#[test]
+fn eight_rows_become_eight_columns() {
+    on_every_level!(turns());
+}

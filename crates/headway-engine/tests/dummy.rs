@@ -7,7 +7,7 @@ use headway_engine::{
 use headway_testkit::testdata;
 use std::collections::BTreeSet;
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 12] = [
     "tiny-llama",
     "tiny-llama-rope-scaling",
     "tiny-mistral",
@@ -17,6 +17,9 @@ const MODELS: [&str; 9] = [
     "tiny-gemma3",
     "tiny-phi3",
     "tiny-olmo2",
+    "tiny-yarn",
+    "tiny-qwen3-moe",
+    "tiny-gpt-oss",
 ];
 
 #[test]

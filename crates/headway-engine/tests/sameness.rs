@@ -127,3 +127,9 @@ fn full_attention() {
 fn windows_and_full_attention() {
     sameness("tiny-gemma3", 26 * 2 * 2 * 16 * 128 * 2);
 }
+
+#[test]
+fn experts_and_sinks() {
+    sameness("tiny-qwen3-moe", 14 * 3 * 2 * 16 * 64 * 2);
+    sameness("tiny-gpt-oss", 26 * 2 * 2 * 16 * 64 * 2);
+}

@@ -117,14 +117,19 @@ fn measure(model: &Path) -> Cost {
 #[test]
 fn a_step_costs_the_same_for_any_number_of_layers() {
     let dir = tempfile::tempdir().unwrap();
-    let (one, three) = (shortened("tiny-llama", 1, dir.path()), shortened("tiny-llama", 3, dir.path()));
-    let (one, three) = (measure(&one), measure(&three));
-    println!("allocations a step: 1 layer {:?}, 3 layers {:?}", one.allocations, three.allocations);
-    assert_eq!((one.layers, three.layers), (1, 3));
-    assert_eq!(one.builds, three.builds, "builders run per group and step");
-    // The first step grows scratch that later ones use again.
-    assert_eq!(one.allocations[1..], three.allocations[1..], "allocations in a step");
-    assert_eq!((one.reallocs, three.reallocs), (0, 0), "input buffers are recycled");
+    for model in ["tiny-llama", "tiny-qwen3-moe"] {
+        let (one, three) = (shortened(model, 1, dir.path()), shortened(model, 3, dir.path()));
+        let (one, three) = (measure(&one), measure(&three));
+        println!(
+            "{model}: allocations a step: 1 layer {:?}, 3 layers {:?}",
+            one.allocations, three.allocations
+        );
+        assert_eq!((one.layers, three.layers), (1, 3));
+        assert_eq!(one.builds, three.builds, "builders run per group and step");
+        // The first step grows scratch that later ones use again.
+        assert_eq!(one.allocations[1..], three.allocations[1..], "allocations in a step");
+        assert_eq!((one.reallocs, three.reallocs), (0, 0), "input buffers are recycled");
+    }
 }
 
 #[test]

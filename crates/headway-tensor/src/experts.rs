@@ -173,6 +173,25 @@ impl ExpertLimits {
         }
     }
 
+    /// Tokens that are worked on at a time, in steps of up to `max_tokens`: as many as fit in 128 MiB of buffers,
+    /// and one at least. A longer step takes several passes, which read the experts' weights once each.
+    pub fn pass_tokens(self, max_tokens: usize) -> usize {
+        const MOST: usize = 128 << 20;
+        (MOST / self.bytes_of_token().max(1)).clamp(1, max_tokens.max(1))
+    }
+
+    /// Bytes of the buffers for steps of up to `max_tokens` tokens.
+    pub fn buffer_bytes(self, max_tokens: usize) -> usize {
+        self.pass_tokens(max_tokens).saturating_mul(self.bytes_of_token())
+    }
+
+    /// Scores, choices, and for each choice an input that the output takes the place of, gate and up, and the
+    /// value between: float32.
+    fn bytes_of_token(self) -> usize {
+        let width = self.intermediate.saturating_mul(3).saturating_add(self.hidden).saturating_add(4);
+        self.top_k.saturating_mul(width).saturating_add(self.experts).saturating_mul(4)
+    }
+
     /// Whether buffers of these sizes serve a layer of `other`'s.
     pub fn covers(self, other: Self) -> bool {
         self.max(other) == self
@@ -228,5 +247,14 @@ mod tests {
         let a = ExpertLimits { experts: 8, top_k: 2, hidden: 96, intermediate: 48 };
         let b = ExpertLimits { experts: 4, top_k: 3, hidden: 96, intermediate: 48 };
         assert!(a.covers(a) && !a.covers(b) && a.max(b).covers(b) && a.max(b).covers(a));
+    }
+
+    #[test]
+    fn passes_are_as_long_as_the_buffers_allow() {
+        let of = |hidden| ExpertLimits { experts: 128, top_k: 8, hidden, intermediate: 768 };
+        assert_eq!(of(2048).pass_tokens(512), 512);
+        assert_eq!(of(2048).pass_tokens(8192), (128 << 20) / (4 * (8 * (2048 + 3 * 768 + 4) + 128)));
+        assert!(of(2048).buffer_bytes(8192) <= 128 << 20);
+        assert_eq!((of(1 << 30).pass_tokens(512), of(usize::MAX).pass_tokens(0)), (1, 1));
     }
 }

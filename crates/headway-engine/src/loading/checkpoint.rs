@@ -38,6 +38,12 @@ pub trait Checkpoint: Send + Sync {
     /// Bytes of all tensors together.
     fn total_bytes(&self) -> u64;
 
+    /// Bytes of [`total_bytes`](Self::total_bytes) that take memory of their own, because they are made when a
+    /// tensor is asked for; the rest is mapped.
+    fn made_bytes(&self) -> u64 {
+        0
+    }
+
     /// The type of the largest tensor; `None` where there is none.
     fn main_dtype(&self) -> Option<WeightType> {
         let names = self.names();

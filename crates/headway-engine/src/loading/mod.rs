@@ -8,6 +8,7 @@
 //! knows that.
 
 pub mod checkpoint;
+mod dequantise;
 pub mod error;
 #[doc(hidden)]
 pub mod fuzz;

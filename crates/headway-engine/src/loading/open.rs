@@ -5,6 +5,7 @@
 //!
 //! Not for names and hub identifiers: whoever resolves those hands a path on to here.
 
+use super::dequantise::{Dequantised, Format};
 use super::gguf::GgufFile;
 use super::safetensors::SafetensorsCheckpoint;
 use super::{Checkpoint, LoadError, json};
@@ -78,8 +79,10 @@ pub fn open(path: &Path) -> Result<ModelFiles, LoadError> {
         Some("safetensors") => {
             let root = directory_of(path);
             match index_listing(&root, path)? {
-                Some(index) => open_hf(&root, SafetensorsCheckpoint::open_index(&index)),
-                None => open_hf(&root, SafetensorsCheckpoint::open_files(&[path.to_owned()])),
+                Some(index) => open_hf(&root, |types| SafetensorsCheckpoint::open_index_with(&index, types)),
+                None => {
+                    open_hf(&root, |types| SafetensorsCheckpoint::open_files_with(&[path.to_owned()], types))
+                }
             }
         }
         _ if begins_with_gguf(path) => open_gguf(path),
@@ -123,18 +126,20 @@ fn open_gguf(path: &Path) -> Result<ModelFiles, LoadError> {
 fn open_directory(root: &Path) -> Result<ModelFiles, LoadError> {
     let single = root.join("model.safetensors");
     if single.is_file() {
-        return open_hf(root, SafetensorsCheckpoint::open_files(&[single]));
+        return open_hf(root, |types| SafetensorsCheckpoint::open_files_with(&[single], types));
     }
     let index = root.join("model.safetensors.index.json");
     if index.is_file() {
-        return open_hf(root, SafetensorsCheckpoint::open_index(&index));
+        return open_hf(root, |types| SafetensorsCheckpoint::open_index_with(&index, types));
     }
     let names = file_names(root)?;
     let with = |ending: &str| -> Vec<PathBuf> {
         names.iter().filter(|name| name.ends_with(ending)).map(|name| root.join(name)).collect()
     };
     match (with(".safetensors").as_slice(), with(".gguf").as_slice()) {
-        ([one], _) => open_hf(root, SafetensorsCheckpoint::open_files(std::slice::from_ref(one))),
+        ([one], _) => {
+            open_hf(root, |types| SafetensorsCheckpoint::open_files_with(std::slice::from_ref(one), types))
+        }
         ([], [one]) => open_gguf(one),
         ([], several @ [first, ..]) if GgufFile::are_parts_of_one(several) => open_gguf(first),
         ([], []) => Err(no_weights(root, describe_found(&names))),
@@ -189,29 +194,32 @@ fn describe_found(names: &[String]) -> String {
     }
 }
 
-/// Reads the files beside the weights; `checkpoint` comes second so that a broken one is reported after a
-/// configuration that rules the model out.
+/// Reads the files beside the weights, and then opens the weights with the types that the configuration brings: a
+/// configuration that rules the model out is reported before broken weights.
 fn open_hf(
     root: &Path,
-    checkpoint: Result<SafetensorsCheckpoint, LoadError>,
+    open: impl FnOnce(&[&str]) -> Result<SafetensorsCheckpoint, LoadError>,
 ) -> Result<ModelFiles, LoadError> {
     let config_path = root.join("config.json");
     if !config_path.exists() {
         return Err(LoadError::MissingFiles { path: root.to_owned(), missing: vec!["config.json".into()] });
     }
     let files = hf_files(config_path)?;
-    let checkpoint = Arc::new(checkpoint?);
+    let checkpoint: Arc<dyn Checkpoint> = match Format::of(&files.config_path, &files.config)? {
+        None => Arc::new(open(&[])?),
+        Some(format) => Arc::new(Dequantised::new(open(format.packed_types())?, format)),
+    };
     Ok(ModelFiles { root: root.to_owned(), kind: ModelKind::Safetensors(Box::new(files)), checkpoint })
 }
 
 /// `config.json` and the files beside it, without the weights.
 ///
 /// # Errors
-/// A file that can't be read or parsed; a quantised checkpoint format.
+/// A file that can't be read or parsed; a quantised checkpoint format that isn't read.
 pub fn hf_files(config_path: PathBuf) -> Result<HfFiles, LoadError> {
     let root = &directory_of(&config_path);
     let config = json::read(&config_path)?;
-    refuse_quantised(&config_path, &config)?;
+    Format::of(&config_path, &config)?;
     let tokenizer = root.join("tokenizer.json");
     Ok(HfFiles {
         config,
@@ -230,19 +238,6 @@ fn chat_template(root: &Path) -> Result<Option<String>, LoadError> {
     }
     let file = json::read_optional(&root.join("chat_template.json"))?;
     Ok(file.and_then(|file| Some(file.get("chat_template")?.as_str()?.to_owned())))
-}
-
-/// A `quantization_config` means that tensors hold packed integers or scaled float8, whatever their dtype.
-fn refuse_quantised(path: &Path, config: &Value) -> Result<(), LoadError> {
-    let Some(quantisation) = config.get("quantization_config").filter(|value| !value.is_null()) else {
-        return Ok(());
-    };
-    let method = quantisation.get("quant_method").and_then(Value::as_str).unwrap_or("of an unnamed method");
-    Err(LoadError::NotSupported {
-        path: path.to_owned(),
-        what: format!("quantised checkpoint format {}", super::error::one_line(method)),
-        supported: "BF16, F16 and F32 safetensors, and GGUF for quantised weights".into(),
-    })
 }
 
 impl std::fmt::Debug for ModelFiles {

@@ -3,7 +3,7 @@
 
 use super::{
     ModelError, ModelPlan, arch,
-    plan::{FeedForwardPlan, LinearPlan, MixerPlan, NormPlan},
+    plan::{ExpertWeights, ExpertsPlan, FeedForwardPlan, LinearPlan, MixerPlan, NormPlan, StackedPlan},
 };
 use crate::loading::{self, Checkpoint, HfFiles, LoadError, ModelFiles, ModelKind};
 use half::{bf16, f16};
@@ -75,6 +75,10 @@ enum Fill {
     Constant { len: usize, value: f32 },
     /// Uniform with mean 0 and variance 1 / columns: `[rows, columns]`, so that activations keep their size.
     Random { rows: usize, cols: usize },
+    /// The same for a tensor of all experts, with variance 1 / `fan_in`.
+    Stacked { shape: [usize; 3], fan_in: usize },
+    /// Biases of all experts: `[rows, cols]`.
+    Zeros { rows: usize, cols: usize },
 }
 
 /// Every tensor that a plan names.
@@ -104,6 +108,9 @@ fn mixer(out: &mut HashMap<String, Fill>, plan: &MixerPlan) {
                 norm(out, &n.q, heads(a.num_heads));
                 norm(out, &n.k, heads(a.num_kv_heads));
             }
+            if let Some(name) = &a.sinks {
+                out.insert(name.clone(), Fill::Constant { len: a.num_heads, value: 0.0 });
+            }
         }
     }
 }
@@ -113,6 +120,29 @@ fn feed_forward(out: &mut HashMap<String, Fill>, plan: &FeedForwardPlan) {
         FeedForwardPlan::Gated { gate_up, down, .. } => {
             linear(out, gate_up);
             linear(out, down);
+        }
+        FeedForwardPlan::Experts(plan) => experts(out, plan),
+    }
+}
+
+fn experts(out: &mut HashMap<String, Fill>, plan: &ExpertsPlan) {
+    let n = plan.routing.experts;
+    linear(out, &plan.router);
+    if let Some(name) = &plan.correction {
+        out.insert(name.clone(), Fill::Constant { len: n, value: 0.0 });
+    }
+    plan.shared.iter().for_each(|f| feed_forward(out, f));
+    let mut stacked = |p: &StackedPlan| {
+        let fill = Fill::Stacked { shape: p.shape(n), fan_in: p.in_features };
+        out.insert(p.weight.clone(), fill);
+        if let Some(bias) = &p.bias {
+            out.insert(bias.clone(), Fill::Zeros { rows: n, cols: p.out_features });
+        }
+    };
+    match &plan.weights {
+        ExpertWeights::Each(all) => all.iter().flat_map(|(g, d)| [g, d]).for_each(|l| linear(out, l)),
+        ExpertWeights::Stacked { gate_up, down, .. } => {
+            gate_up.iter().chain([down]).for_each(&mut stacked);
         }
     }
 }
@@ -147,7 +177,8 @@ impl Fill {
     fn shape(&self) -> Vec<usize> {
         match *self {
             Self::Constant { len, .. } => vec![len],
-            Self::Random { rows, cols } => vec![rows, cols],
+            Self::Random { rows, cols } | Self::Zeros { rows, cols } => vec![rows, cols],
+            Self::Stacked { shape, .. } => shape.to_vec(),
         }
     }
 
@@ -158,10 +189,11 @@ impl Fill {
     fn bytes<const N: usize>(&self, name: &str, elems: usize, to: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
         match *self {
             Self::Constant { value, .. } => to(value).repeat(elems),
-            Self::Random { cols, .. } => {
+            Self::Zeros { .. } => to(0.0).repeat(elems),
+            Self::Random { cols: fan_in, .. } | Self::Stacked { fan_in, .. } => {
                 let mut rng = ChaCha8Rng::seed_from_u64(seed(name));
                 // Uniform on ±√3 σ has the standard deviation σ.
-                let scale = (3.0 / cols.max(1) as f32).sqrt() / (1u32 << 31) as f32;
+                let scale = (3.0 / fan_in.max(1) as f32).sqrt() / (1u32 << 31) as f32;
                 let mut out = Vec::with_capacity(elems * N);
                 (0..elems).for_each(|_| out.extend(to(rng.next_u32().cast_signed() as f32 * scale)));
                 out
@@ -208,6 +240,10 @@ impl Checkpoint for Dummy {
     fn total_bytes(&self) -> u64 {
         let bytes = |f: &Fill| f.elems().and_then(|n| self.dtype.bytes_for(n)).unwrap_or(usize::MAX) as u64;
         self.tensors.values().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    fn made_bytes(&self) -> u64 {
+        self.total_bytes()
     }
 
     fn main_dtype(&self) -> Option<WeightType> {

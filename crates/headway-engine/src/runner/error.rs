@@ -44,11 +44,12 @@ pub enum StartupError {
         available: u64,
     },
     /// Weights that are made in memory and don't fit.
-    #[error(
-        "--load-format dummy makes {needed} bytes of weights, and {available} bytes are free; give a config with fewer \
-         layers (num_hidden_layers), or a machine with more memory"
-    )]
+    #[error("{what} makes {needed} bytes of weights in memory, and {available} bytes are free; {remedy}")]
     NoMemoryForWeights {
+        /// What makes them.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
         /// Bytes of all weights.
         needed: u64,
         /// Bytes that could be had.

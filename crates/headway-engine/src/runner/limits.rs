@@ -67,6 +67,7 @@ impl Limits {
         let [tokens, reqs, len] = [self.max_num_tokens, self.max_num_reqs, self.max_model_len];
         let floats = |n: usize, width: usize| (n as u64).saturating_mul(width as u64).saturating_mul(4);
         let rotary: usize = plan.ropes.iter().map(|r| r.rotary_dim).sum();
+        let experts = plan.expert_limits().map_or(0, |l| l.buffer_bytes(tokens)) as u64;
         let parts = [
             // Once as it is computed, once in the device's memory.
             ("--max-model-len", len, "rotary tables", floats(len, rotary.saturating_mul(2))),
@@ -78,6 +79,7 @@ impl Limits {
             ),
             ("--max-num-seqs", reqs, "block tables", floats(reqs, len / SMALLEST_BLOCK)),
             ("--max-num-batched-tokens", tokens, "activations", floats(tokens, plan.activation_width())),
+            ("--max-num-batched-tokens", tokens, "rows of experts", experts),
         ];
         for (option, value, what, needed) in parts {
             if needed > available {

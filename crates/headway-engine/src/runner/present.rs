@@ -31,7 +31,7 @@ pub(super) fn report(
     kv_dtype: DType,
 ) -> StartupReport {
     let mut r = StartupReport {
-        model: format!("{}, {} layers", plan.architecture, plan.layers.len()),
+        model: described(plan),
         files: files.checkpoint.describe(),
         engine: "headway".into(),
         device: device.description.clone(),
@@ -67,6 +67,16 @@ pub(super) fn report(
     }
     options_in_force(&mut r, options, device, files, plan, cache, limits, kv_dtype);
     r
+}
+
+/// Architecture, layers, and experts where there are any.
+fn described(plan: &ModelPlan) -> String {
+    let mut text = format!("{}, {} layers", plan.architecture, plan.layers.len());
+    if let Some(l) = plan.expert_limits() {
+        let count = plan.experts().count();
+        text += &format!(", {count} of them with {} of {} experts a token", l.top_k, l.experts);
+    }
+    text
 }
 
 fn first_layer(g: &AttentionGroupPlan) -> usize {

@@ -124,7 +124,7 @@ pub struct OptionReport {
 /// Where memory goes, in bytes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct MemoryReport {
-    /// Weights in the files in use.
+    /// Weights in the files in use; those that are made another type at load count in that type.
     pub weights_bytes: u64,
     /// What the device holds of them in a form of its own (packed for its kernels; biases). The files' pages
     /// of the same weights are given back.

@@ -111,19 +111,25 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, report })
 }
 
-/// Weights of files are mapped; those that are made up take memory.
+/// Weights of files are mapped; those that are made up, or made another type, take memory.
 fn fit_made_weights(
     files: &ModelFiles,
     options: &EngineOptions,
     available: Option<u64>,
 ) -> Result<(), StartupError> {
-    let needed = files.checkpoint.total_bytes();
-    match available {
-        Some(available) if options.load_format == LoadFormat::Dummy && needed > available => {
-            Err(StartupError::NoMemoryForWeights { needed, available })
-        }
-        _ => Ok(()),
-    }
+    let needed = files.checkpoint.made_bytes();
+    let Some(available) = available.filter(|a| needed > *a) else { return Ok(()) };
+    let (what, remedy) = match options.load_format {
+        LoadFormat::Dummy => (
+            "--load-format dummy".to_owned(),
+            "give a config with fewer layers (num_hidden_layers), or a machine with more memory",
+        ),
+        _ => (
+            files.checkpoint.describe(),
+            "use a GGUF file, whose quantised weights stay quantised, or a machine with more memory",
+        ),
+    };
+    Err(StartupError::NoMemoryForWeights { what, remedy, needed, available })
 }
 
 /// The cache in the memory that may be used, and no larger than the limits can ever fill.

@@ -74,10 +74,6 @@ impl Experts for CpuExperts {
     }
 }
 
-/// Bytes under which the buffers stay, where that leaves room for one token: a longer step is worked on in passes
-/// of as many tokens as fit.
-const MAX_BYTES: usize = 128 << 20;
-
 /// What a pass works in.
 pub(in super::super) struct CpuExpertBuffers {
     pub(super) limits: ExpertLimits,
@@ -101,8 +97,7 @@ impl CpuExpertBuffers {
     /// Buffers for steps of up to `max_tokens` tokens.
     pub(in super::super) fn new(limits: ExpertLimits, max_tokens: usize) -> Self {
         let ExpertLimits { experts, top_k, hidden, intermediate } = limits;
-        let of_token = (top_k * (hidden + 3 * intermediate) + experts) * size_of::<f32>();
-        let tokens = (MAX_BYTES / of_token.max(1)).clamp(1, max_tokens.max(1));
+        let tokens = limits.pass_tokens(max_tokens);
         let slots = tokens * top_k;
         Self {
             limits,

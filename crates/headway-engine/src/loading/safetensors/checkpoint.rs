@@ -11,6 +11,7 @@ use crate::loading::error::SUPPORTED_SAFETENSORS_TYPES;
 use crate::loading::names::missing_tensor;
 use crate::loading::{LoadError, json, map_file};
 use headway_tensor::{SharedBytes, Weight};
+use safetensors::Dtype;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,18 @@ pub struct SafetensorsCheckpoint {
     index: HashMap<String, usize>,
 }
 
+/// A tensor that is not read as a weight: its bytes, and what the header says of them.
+pub(crate) struct RawTensor<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The type by the header.
+    pub dtype: Dtype,
+    /// The shape, outermost first.
+    pub shape: &'a [usize],
+    /// The bytes, as many as type and shape need.
+    pub bytes: SharedBytes,
+}
+
 impl SafetensorsCheckpoint {
     /// Opens these files as one checkpoint.
     ///
@@ -31,9 +44,14 @@ impl SafetensorsCheckpoint {
     /// See [`Header::parse`]; [`LoadError::ForeignPart`] when two files hold a tensor of the same name,
     /// [`LoadError::Damaged`] when there are no tensors at all.
     pub fn open_files(paths: &[PathBuf]) -> Result<Self, LoadError> {
+        Self::open_files_with(paths, &[])
+    }
+
+    /// [`open_files`](Self::open_files) where tensors may have the `packed` types too.
+    pub(crate) fn open_files_with(paths: &[PathBuf], packed: &[&str]) -> Result<Self, LoadError> {
         let mut checkpoint = Self { files: Vec::new(), tensors: Vec::new(), index: HashMap::new() };
         for path in paths {
-            checkpoint.add(path)?;
+            checkpoint.add(path, packed)?;
         }
         match paths.first() {
             Some(first) if checkpoint.tensors.is_empty() => {
@@ -49,6 +67,11 @@ impl SafetensorsCheckpoint {
     /// [`LoadError::MissingFiles`] naming every absent shard; [`LoadError::Damaged`] for an index without
     /// a usable `weight_map` or one that disagrees with its shards; see also [`open_files`](Self::open_files).
     pub fn open_index(index_path: &Path) -> Result<Self, LoadError> {
+        Self::open_index_with(index_path, &[])
+    }
+
+    /// [`open_index`](Self::open_index) where tensors may have the `packed` types too.
+    pub(crate) fn open_index_with(index_path: &Path, packed: &[&str]) -> Result<Self, LoadError> {
         let damaged = |what: String| LoadError::damaged(index_path, "safetensors index", what);
         let index = json::read(index_path)?;
         let map = index.get("weight_map").and_then(Value::as_object);
@@ -67,7 +90,7 @@ impl SafetensorsCheckpoint {
         if !missing.is_empty() {
             return Err(LoadError::MissingFiles { path: index_path.to_owned(), missing });
         }
-        let checkpoint = Self::open_files(&paths)?;
+        let checkpoint = Self::open_files_with(&paths, packed)?;
         for (tensor, shard) in map {
             let place = checkpoint.place(tensor).and_then(|path| path.file_name());
             if place.and_then(|name| name.to_str()) != shard.as_str() {
@@ -77,9 +100,9 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), LoadError> {
+    fn add(&mut self, path: &Path, packed: &[&str]) -> Result<(), LoadError> {
         let bytes = map_file(path)?;
-        let header = Header::parse(path, bytes.as_slice())?;
+        let header = Header::parse_with(path, bytes.as_slice(), packed)?;
         let number = self.files.len();
         for entry in header.entries {
             if let Some(first) = self.place(&entry.name) {
@@ -94,6 +117,14 @@ impl SafetensorsCheckpoint {
         }
         self.files.push((path.to_owned(), bytes));
         Ok(())
+    }
+
+    /// The tensor called `name` as the file has it, whatever its type.
+    pub(crate) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let (file, entry) = self.tensors.get(*self.index.get(name)?)?;
+        let (path, bytes) = self.files.get(*file)?;
+        let bytes = bytes.slice(entry.range.clone())?;
+        Some(RawTensor { path, dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
     /// The file that holds the tensor called `name`.

@@ -47,10 +47,18 @@ impl Header {
     /// # Errors
     /// [`LoadError::Damaged`], [`LoadError::UnsupportedTensor`] for an unknown or packed type.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, LoadError> {
+        Self::parse_with(path, bytes, &[])
+    }
+
+    /// [`Header::parse`] of a file that may hold the `packed` types too: those of a quantised format that is read.
+    ///
+    /// # Errors
+    /// As [`Header::parse`].
+    pub(crate) fn parse_with(path: &Path, bytes: &[u8], packed: &[&str]) -> Result<Self, LoadError> {
         let damaged = |what: String| LoadError::damaged(path, "safetensors", what);
         let (json, data) = split_header(path, bytes)?;
         let names: Names = serde_json::from_slice(json).map_err(|e| damaged(format!("header: {e}")))?;
-        check_names(path, &names)?;
+        check_names(path, &names, packed)?;
         let metadata: Metadata = serde_json::from_slice(json).map_err(|e| damaged(format!("header: {e}")))?;
         let mut entries = Vec::new();
         for name in metadata.offset_keys() {
@@ -87,8 +95,8 @@ fn split_header<'a>(path: &Path, bytes: &'a [u8]) -> Result<(&'a [u8], Range<usi
     Ok((json, end..bytes.len()))
 }
 
-/// Refuses unprintable and repeated names and types that are unknown or packed.
-fn check_names(path: &Path, names: &Names) -> Result<(), LoadError> {
+/// Refuses unprintable and repeated names, types that are unknown, and packed ones but those that are expected.
+fn check_names(path: &Path, names: &Names, packed: &[&str]) -> Result<(), LoadError> {
     let mut seen = HashSet::new();
     let mut unsupported = Vec::new();
     for (name, probe) in &names.0 {
@@ -105,6 +113,7 @@ fn check_names(path: &Path, names: &Names) -> Result<(), LoadError> {
         if let Some(Word::Text(dtype)) = &probe.dtype
             && name != "__metadata__"
             && !tolerated(dtype)
+            && !packed.contains(&dtype.as_str())
         {
             unsupported.push((name, dtype));
         }

@@ -61,6 +61,34 @@ impl<'a> ConfigReader<'a> {
         self.opt_usize(field)?.ok_or_else(|| self.error(field, "is missing"))
     }
 
+    /// A count below 2³¹ that may be 0, where given.
+    pub fn count(&self, field: &str) -> Result<Option<usize>, ModelError> {
+        match self.get(field) {
+            Some(v) if v.as_u64() == Some(0) => Ok(Some(0)),
+            _ => self.opt_usize(field),
+        }
+    }
+
+    /// A string, where given.
+    pub fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
+        let Some(v) = self.get(field) else { return Ok(None) };
+        v.as_str().map(Some).ok_or_else(|| self.error(field, format!("is {v}; a string is needed")))
+    }
+
+    /// A list of layer numbers; empty where not given.
+    pub fn indices(&self, field: &str) -> Result<Vec<usize>, ModelError> {
+        let Some(v) = self.get(field) else { return Ok(vec![]) };
+        let list: Option<Vec<usize>> = v
+            .as_array()
+            .and_then(|a| a.iter().map(|x| x.as_u64().and_then(|n| usize::try_from(n).ok())).collect());
+        list.ok_or_else(|| self.error(field, format!("is {v}; a list of layer numbers is needed")))
+    }
+
+    /// How the weights are quantised: `quant_method` of `quantization_config`, where there is one.
+    pub fn quantisation(&self) -> Option<&'a str> {
+        self.get("quantization_config")?.get("quant_method")?.as_str()
+    }
+
     /// A finite number, where given.
     pub fn opt_f64(&self, field: &str) -> Result<Option<f64>, ModelError> {
         self.get(field).map(|v| self.number(field, v)).transpose()

@@ -3,11 +3,12 @@
 
 use super::{
     ConfigReader,
+    experts::{GptOssExperts, QwenExperts},
     hf::{Names, Sizes, activation, model},
 };
 use crate::models::{
     ModelError, ModelPlan,
-    plan::{AttentionPlan, LayerPlan, MixerPlan},
+    plan::{AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan},
 };
 
 /// Layers by index, each from `layer`.
@@ -86,8 +87,22 @@ pub(super) fn qwen2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
 
 /// Llama's layers with a norm on every query and key head (arXiv 2505.09388).
 pub(super) fn qwen3(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
+    let act = activation(c)?;
+    qwen3_with(c, |_, n, s| n.gated(s, act, false))
+}
+
+/// Qwen3 with a mixture of experts (arXiv 2505.09388).
+pub(super) fn qwen3_moe(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
+    let experts = QwenExperts::read(c)?;
+    qwen3_with(c, |i, n, s| experts.layer(i, n, s))
+}
+
+fn qwen3_with(
+    c: &ConfigReader<'_>,
+    feed_forward: impl Fn(usize, &Names, &Sizes) -> FeedForwardPlan,
+) -> Result<ModelPlan, ModelError> {
     let s = Sizes::read(c, 1e-6)?;
-    let (act, bias, windows) = (activation(c)?, c.flag("attention_bias")?, qwen_windows(c, &s)?);
+    let (bias, windows) = (c.flag("attention_bias")?, qwen_windows(c, &s)?);
     let rope = c.rope("full_attention", s.head_size, 10000.0)?;
     let layers = layers(&s, |i, n| {
         let attention = AttentionPlan {
@@ -95,7 +110,29 @@ pub(super) fn qwen3(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
             sliding_window: windows[i],
             ..n.attention(&s, bias, bias)
         };
-        Ok(n.pre_norm_layer(attention, n.gated(&s, act, false)))
+        Ok(n.pre_norm_layer(attention, feed_forward(i, n, &s)))
+    })?;
+    model(c, &s, vec![rope], layers, false)
+}
+
+/// Windows on every other layer, sinks, biases, and experts in every layer (arXiv 2508.10925).
+pub(super) fn gpt_oss(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
+    let (s, experts) = (Sizes::read(c, 1e-5)?, GptOssExperts::read(c)?);
+    let bias = c.get("attention_bias").is_none() || c.flag("attention_bias")?;
+    let window = Some(c.opt_usize("sliding_window")?.unwrap_or(128));
+    let types = c.layer_types(s.layers)?;
+    let rope = c.rope("full_attention", s.head_size, 150_000.0)?;
+    let layers = layers(&s, |i, n| {
+        let sliding_window = match &types {
+            Some(t) => layer_window(c, &t[i], window)?,
+            None => window.filter(|_| i.is_multiple_of(2)),
+        };
+        let attention = AttentionPlan {
+            sliding_window,
+            sinks: Some(n.tensor("self_attn.sinks")),
+            ..n.attention(&s, bias, bias)
+        };
+        Ok(n.pre_norm_layer(attention, experts.layer(n, &s)))
     })?;
     model(c, &s, vec![rope], layers, false)
 }

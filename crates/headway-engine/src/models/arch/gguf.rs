@@ -1,17 +1,20 @@
-//! Translators of GGUF headers: llama, qwen2 and gemma3, with the facts that their headers leave out.
+//! Translators of GGUF headers: llama, the Qwens and gemma3, with the facts that their headers leave out.
 
 use crate::{
     loading::{Checkpoint, GgufFile},
     models::{
         ModelError, ModelPlan,
-        plan::{AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, NormPlan, QkNormPlan},
+        plan::{
+            AttentionPlan, ExpertWeights, ExpertsPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan,
+            NormPlan, QkNormPlan, StackedPlan,
+        },
         rope::{RopePlan, RopeScaling},
     },
 };
-use headway_tensor::{Activation, RopeStyle};
+use headway_tensor::{Activation, RopeStyle, RouterScores, Routing};
 
 /// Values of `general.architecture` with a translator.
-pub(super) const KNOWN: &[&str] = &["llama", "qwen2", "gemma3"];
+pub(super) const KNOWN: &[&str] = &["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"];
 
 /// The plan of a GGUF file.
 pub(super) fn plan(g: &GgufFile) -> Result<ModelPlan, ModelError> {
@@ -30,6 +33,7 @@ fn translator(g: &GgufFile) -> Result<Translate, ModelError> {
     match g.architecture()? {
         "llama" => Ok(llama),
         "qwen2" => Ok(qwen2),
+        "qwen3" | "qwen3moe" => Ok(qwen3),
         "gemma3" => Ok(gemma3),
         other => Err(ModelError::UnknownArchitecture {
             file: g.path().display().to_string(),
@@ -173,6 +177,7 @@ impl<'a> Header<'a> {
             rope: Some(0),
             sliding_window: None,
             logit_soft_cap: None,
+            sinks: None,
         }
     }
 
@@ -188,15 +193,60 @@ impl<'a> Header<'a> {
         }
     }
 
-    fn pre_norm_layer(&self, layer: usize, attention: AttentionPlan) -> LayerPlan {
-        LayerPlan {
+    /// A layer's experts, where the file has any in it: stacked, a tensor for all. Softmax over all experts; the
+    /// chosen ones' weights are divided by their sum.
+    fn feed_forward(&self, layer: usize) -> Result<FeedForwardPlan, ModelError> {
+        let name = |n: &str| format!("blk.{layer}.{n}.weight");
+        let m = self.file.metadata();
+        let (count, used) = (self.key("expert_count"), self.key("expert_used_count"));
+        let experts = m.opt_usize(&count)?.unwrap_or(0);
+        if experts == 0 || self.file.contains(&name("ffn_gate")) {
+            return Ok(self.gated(layer, Activation::Silu));
+        }
+        let top_k = m.usize(&used)?;
+        if top_k == 0 || top_k > experts {
+            return Err(m
+                .bad(&used, format!("is {top_k}; it must be from 1 to {count}, which is {experts}"))
+                .into());
+        }
+        if self.file.contains(&name("ffn_gate.0")) {
+            return Err(self.unsupported(
+                "a file with a tensor of its own for every expert",
+                "convert it again with a current llama.cpp, which stacks them",
+            ));
+        }
+        let inner = m.opt_usize(&self.key("expert_feed_forward_length"))?.unwrap_or(self.intermediate);
+        let stacked = |n: &str, in_features, out_features| StackedPlan {
+            weight: name(n),
+            bias: None,
+            transposed: false,
+            in_features,
+            out_features,
+        };
+        Ok(FeedForwardPlan::Experts(ExpertsPlan {
+            router: LinearPlan::single(name("ffn_gate_inp"), None, self.hidden, experts),
+            correction: None,
+            routing: Routing { renormalize: true, ..Routing::top_k(experts, top_k, RouterScores::Softmax) },
+            weights: ExpertWeights::Stacked {
+                gate_up: ["ffn_gate_exps", "ffn_up_exps"].map(|n| stacked(n, self.hidden, inner)).into(),
+                interleaved: false,
+                down: stacked("ffn_down_exps", inner, self.hidden),
+            },
+            intermediate: inner,
+            activation: Activation::Silu,
+            shared: None,
+        }))
+    }
+
+    fn pre_norm_layer(&self, layer: usize, attention: AttentionPlan) -> Result<LayerPlan, ModelError> {
+        Ok(LayerPlan {
             pre_mixer_norm: Some(self.norm(layer, "attn_norm")),
             post_mixer_norm: None,
             pre_ffn_norm: Some(self.norm(layer, "ffn_norm")),
             post_ffn_norm: None,
             mixers: vec![MixerPlan::Attention(attention)],
-            feed_forward: Some(self.gated(layer, Activation::Silu)),
-        }
+            feed_forward: Some(self.feed_forward(layer)?),
+        })
     }
 
     fn model(&self, ropes: Vec<RopePlan>, layers: Vec<LayerPlan>) -> ModelPlan {
@@ -222,17 +272,25 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Rows of q and k are permuted for neighbouring pairs.
+/// Rows of q and k are permuted for neighbouring pairs. Mixtral is of this architecture.
 fn llama(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
-    if h.file.metadata().opt_usize(&h.key("expert_count"))?.unwrap_or(0) > 0 {
-        return Err(h.unsupported("a mixture of experts in a llama GGUF", "use a dense model"));
-    }
-    let layers = (0..h.layers).map(|i| h.pre_norm_layer(i, h.attention(i, false))).collect();
-    Ok(h.model(vec![h.rope(RopeStyle::Interleaved)?], layers))
+    let layers = (0..h.layers).map(|i| h.pre_norm_layer(i, h.attention(i, false)));
+    Ok(h.model(vec![h.rope(RopeStyle::Interleaved)?], layers.collect::<Result<_, _>>()?))
 }
 
 fn qwen2(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
-    let layers = (0..h.layers).map(|i| h.pre_norm_layer(i, h.attention(i, true))).collect();
+    let layers = (0..h.layers).map(|i| h.pre_norm_layer(i, h.attention(i, true)));
+    Ok(h.model(vec![h.rope(RopeStyle::Halves)?], layers.collect::<Result<_, _>>()?))
+}
+
+/// With a norm on every query and key head; `qwen3moe` has experts.
+fn qwen3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
+    let layer = |i| {
+        let (q, k) = (h.norm(i, "attn_q_norm"), h.norm(i, "attn_k_norm"));
+        let qk_norm = Some(QkNormPlan { q, k, per_head: true });
+        h.pre_norm_layer(i, AttentionPlan { qk_norm, ..h.attention(i, false) })
+    };
+    let layers = (0..h.layers).map(layer).collect::<Result<_, _>>()?;
     Ok(h.model(vec![h.rope(RopeStyle::Halves)?], layers))
 }
 

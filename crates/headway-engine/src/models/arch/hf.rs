@@ -76,7 +76,12 @@ impl Names {
         format!("{}.{module}.weight", self.0)
     }
 
-    fn part(&self, module: &str, bias: bool, width: usize) -> (String, Option<String>, usize) {
+    /// A tensor by its whole name under the layer.
+    pub(super) fn tensor(&self, name: &str) -> String {
+        format!("{}.{name}", self.0)
+    }
+
+    pub(super) fn part(&self, module: &str, bias: bool, width: usize) -> (String, Option<String>, usize) {
         (self.weight(module), bias.then(|| format!("{}.{module}.bias", self.0)), width)
     }
 
@@ -102,10 +107,22 @@ impl Names {
 
     /// Separate `gate_proj` and `up_proj`, then `down_proj`.
     pub(super) fn gated(&self, s: &Sizes, activation: Activation, bias: bool) -> FeedForwardPlan {
-        let gate_up = ["mlp.gate_proj", "mlp.up_proj"].map(|m| self.part(m, bias, s.intermediate));
+        self.gated_at("mlp", s.hidden, s.intermediate, activation, bias)
+    }
+
+    /// [`Names::gated`] under another module, of another width.
+    pub(super) fn gated_at(
+        &self,
+        module: &str,
+        hidden: usize,
+        intermediate: usize,
+        activation: Activation,
+        bias: bool,
+    ) -> FeedForwardPlan {
+        let part = |name: &str, width| self.part(&format!("{module}.{name}"), bias, width);
         FeedForwardPlan::Gated {
-            gate_up: LinearPlan::stacked(gate_up, s.hidden),
-            down: LinearPlan::stacked([self.part("mlp.down_proj", bias, s.hidden)], s.intermediate),
+            gate_up: LinearPlan::stacked(["gate_proj", "up_proj"].map(|n| part(n, intermediate)), hidden),
+            down: LinearPlan::stacked([part("down_proj", hidden)], intermediate),
             activation,
         }
     }
@@ -153,6 +170,7 @@ impl Names {
             rope: Some(0),
             sliding_window: None,
             logit_soft_cap: None,
+            sinks: None,
         }
     }
 }

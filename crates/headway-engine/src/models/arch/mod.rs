@@ -2,6 +2,7 @@
 //! line in a table here.
 
 mod config;
+mod experts;
 mod families;
 mod gguf;
 mod hf;
@@ -23,6 +24,8 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
     ("Gemma3ForCausalLM", families::gemma3),
     ("Phi3ForCausalLM", families::phi3),
     ("Olmo2ForCausalLM", families::olmo2),
+    ("Qwen3MoeForCausalLM", families::qwen3_moe),
+    ("GptOssForCausalLM", families::gpt_oss),
 ];
 
 /// The plan of a model's files.

@@ -30,6 +30,7 @@ impl Attention {
         layer: AttnLayer,
         kernels: &mut Kernels<'_>,
     ) -> Result<Self, ModelError> {
+        let sinks = a.sinks.as_ref().map(|name| loader.vector(name, a.num_heads)).transpose()?;
         let args = LayerArgs::Standard(AttentionArgs {
             layer,
             num_heads: a.num_heads,
@@ -40,7 +41,7 @@ impl Attention {
             sliding_window: a.sliding_window,
             logit_soft_cap: a.logit_soft_cap,
             alibi_slopes: None,
-            sinks: None,
+            sinks: sinks.as_ref(),
             dtype: kernels.activations,
             kv_cache_dtype: kernels.kv_cache_dtype,
             k_scale: 1.0,

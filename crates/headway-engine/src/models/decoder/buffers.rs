@@ -6,7 +6,7 @@ use crate::models::{
     ModelError, ModelPlan,
     plan::{FeedForwardPlan, MixerPlan},
 };
-use headway_tensor::{DType, Ops, Tensor};
+use headway_tensor::{DType, ExpertBuffers, Ops, Tensor};
 
 /// What all layers share. A mixer reads `normed` or `hidden`, and leaves its output in `mixed`; so does a
 /// feed-forward.
@@ -23,6 +23,10 @@ pub(super) struct Buffers {
     pub heads: Tensor,
     pub gate_up: Tensor,
     pub gated: Tensor,
+    /// Logits of experts.
+    pub router: Tensor,
+    /// What experts work in, where there are any.
+    pub experts: Option<Box<dyn ExpertBuffers>>,
     /// Rows whose logits are wanted.
     pub last: Tensor,
     pub logits: Tensor,
@@ -35,6 +39,7 @@ struct Widths {
     heads: usize,
     gate_up: usize,
     gated: usize,
+    router: usize,
 }
 
 impl Widths {
@@ -48,15 +53,21 @@ impl Widths {
                 }
             }
         }
-        for feed_forward in plan.layers.iter().filter_map(|l| l.feed_forward.as_ref()) {
-            match feed_forward {
-                FeedForwardPlan::Gated { gate_up, down, .. } => {
-                    w.gate_up = w.gate_up.max(gate_up.out_features);
-                    w.gated = w.gated.max(down.in_features);
-                }
+        plan.layers.iter().filter_map(|l| l.feed_forward.as_ref()).for_each(|f| w.feed_forward(f));
+        w
+    }
+
+    fn feed_forward(&mut self, plan: &FeedForwardPlan) {
+        match plan {
+            FeedForwardPlan::Gated { gate_up, down, .. } => {
+                self.gate_up = self.gate_up.max(gate_up.out_features);
+                self.gated = self.gated.max(down.in_features);
+            }
+            FeedForwardPlan::Experts(e) => {
+                self.router = self.router.max(e.routing.experts);
+                e.shared.iter().for_each(|f| self.feed_forward(f));
             }
         }
-        w
     }
 }
 
@@ -74,6 +85,8 @@ impl Buffers {
             heads: zeros(n, w.heads)?,
             gate_up: zeros(n, w.gate_up)?,
             gated: zeros(n, w.gated)?,
+            router: zeros(n, w.router)?,
+            experts: plan.expert_limits().map(|l| ops.expert_buffers(l, n)).transpose()?,
             last: zeros(limits.max_num_logits, h)?,
             logits: zeros(limits.max_num_logits, plan.vocab_size)?,
         })
@@ -89,9 +102,10 @@ impl Buffers {
             &self.heads,
             &self.gate_up,
             &self.gated,
+            &self.router,
             &self.last,
             &self.logits,
         ];
-        all.into_iter().map(Tensor::bytes).sum()
+        all.into_iter().map(Tensor::bytes).sum::<usize>() + self.experts.as_ref().map_or(0, |e| e.bytes())
     }
 }

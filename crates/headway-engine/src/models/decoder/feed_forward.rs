@@ -1,12 +1,17 @@
 //! What follows the mixers.
 
 use super::{buffers::Buffers, step::Step};
-use crate::models::{ModelError, load::Loader, plan::FeedForwardPlan};
-use headway_tensor::{Activation, Linear};
+use crate::models::{
+    ModelError,
+    load::Loader,
+    plan::{ExpertsPlan, FeedForwardPlan},
+};
+use headway_tensor::{Activation, Experts, Linear, TensorError};
 use std::sync::Arc;
 
 pub(super) enum FeedForward {
     Gated(Gated),
+    Mixture(Mixture),
 }
 
 /// `down(activation(gate(x)) · up(x))`.
@@ -24,6 +29,7 @@ impl FeedForward {
                 down: loader.linear(down)?,
                 activation: *activation,
             }),
+            FeedForwardPlan::Experts(plan) => Self::Mixture(Mixture::load(loader, plan)?),
         })
     }
 
@@ -31,7 +37,37 @@ impl FeedForward {
     pub fn run(&self, s: &Step<'_>, b: &mut Buffers, normed: bool) -> Result<(), ModelError> {
         match self {
             Self::Gated(f) => f.run(s, b, normed),
+            Self::Mixture(f) => f.run(s, b, normed),
         }
+    }
+}
+
+/// Some of many feed-forwards, chosen for each token, on top of one of every token.
+pub(super) struct Mixture {
+    router: Arc<dyn Linear>,
+    experts: Box<dyn Experts>,
+    shared: Option<Box<FeedForward>>,
+}
+
+impl Mixture {
+    fn load(loader: &Loader<'_>, plan: &ExpertsPlan) -> Result<Self, ModelError> {
+        let shared = plan.shared.as_ref().map(|f| FeedForward::load(loader, f).map(Box::new)).transpose()?;
+        Ok(Self { router: loader.router(&plan.router)?, experts: loader.experts(plan)?, shared })
+    }
+
+    fn run(&self, s: &Step<'_>, b: &mut Buffers, normed: bool) -> Result<(), ModelError> {
+        if let Some(shared) = &self.shared {
+            shared.run(s, b, normed)?;
+        }
+        let x = if normed { &b.normed } else { &b.hidden };
+        let (shape, scores) = ([s.n, s.hidden], [s.n, self.router.out_features()]);
+        s.ops.linear(&*self.router, x.view_as(&shape)?, b.router.view_mut_as(&scores)?)?;
+        let Some(buffers) = &mut b.experts else {
+            return Err(TensorError::Unsupported("experts in a plan that counts none".into()).into());
+        };
+        let (x, logits, out) = (x.view_as(&shape)?, b.router.view_as(&scores)?, b.mixed.view_mut_as(&shape)?);
+        let add = self.shared.is_some();
+        Ok(s.ops.mixture_of_experts(&*self.experts, x, logits, &mut **buffers, add, out)?)
     }
 }
 

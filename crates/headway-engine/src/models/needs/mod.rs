@@ -178,6 +178,7 @@ impl LayerNeeds {
                 MixerPlan::Attention(a) => MixerNeeds::Attention(AttentionNeeds {
                     reach: a.sliding_window.map_or(Reach::All, Reach::Window),
                     logit_soft_cap: a.logit_soft_cap.is_some(),
+                    sinks: a.sinks.is_some(),
                     ..AttentionNeeds::new(a.num_heads, a.num_kv_heads, a.head_size)
                 }),
             };

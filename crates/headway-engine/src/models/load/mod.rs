@@ -1,12 +1,16 @@
 //! Weights by name, held against the shapes that the plan expects, in the dtype that was asked for.
 
+mod experts;
+
 use super::{
     ModelError,
     plan::{LinearPartPlan, LinearPlan, NormPlan},
 };
 use crate::loading::Checkpoint;
 use half::{bf16, f16};
-use headway_tensor::{DType, Linear, LinearPart, Ops, SharedBytes, Tensor, Weight, WeightType};
+use headway_tensor::{
+    DType, Linear, LinearPart, Ops, Persistent, SharedBytes, Tensor, View, Weight, WeightType,
+};
 use std::{
     cell::{Cell, RefCell},
     collections::HashSet,
@@ -63,7 +67,7 @@ impl Loader<'_> {
 
     /// A linear layer of one or more tensors, each of the width that the plan says.
     pub fn linear(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
-        self.take(plan, (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32))
+        self.take(plan, self.compute())
     }
 
     /// A table whose rows are looked up and never multiplied: nothing is packed.
@@ -72,17 +76,38 @@ impl Loader<'_> {
     }
 
     fn take(&self, plan: &LinearPlan, compute: Option<DType>) -> Result<Arc<dyn Linear>, ModelError> {
+        let parts = self.parts(plan)?;
+        let start = Instant::now();
+        let layer = self.ops.load_linear(parts, compute)?;
+        self.took(layer.bytes(), start);
+        Ok(layer)
+    }
+
+    /// A layer's tensors, dense ones in the type that was asked for.
+    fn parts(&self, plan: &LinearPlan) -> Result<Vec<LinearPart>, ModelError> {
         let part = |p: &LinearPartPlan| {
             let weight = self.weight(&p.weight, &[p.out_features, plan.in_features])?;
             let bias = p.bias.as_ref().map(|b| self.weight(b, &[p.out_features])).transpose()?;
             Ok(LinearPart { weight: convert(weight, self.dtype), bias })
         };
-        let parts = plan.parts.iter().map(part).collect::<Result<Vec<_>, ModelError>>()?;
-        let start = Instant::now();
-        let layer = self.ops.load_linear(parts, compute)?;
-        let Taken { bytes, time } = self.taken.get();
-        self.taken.set(Taken { bytes: bytes + layer.bytes(), time: time + start.elapsed() });
-        Ok(layer)
+        plan.parts.iter().map(part).collect()
+    }
+
+    /// Counts what the device took since `start`.
+    fn took(&self, bytes: usize, start: Instant) {
+        let taken = self.taken.get();
+        self.taken.set(Taken { bytes: taken.bytes + bytes, time: taken.time + start.elapsed() });
+    }
+
+    /// How the device is to compute.
+    fn compute(&self) -> Option<DType> {
+        (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32)
+    }
+
+    /// A vector of the model in float32, where kernels read it.
+    pub fn vector(&self, name: &str, len: usize) -> Result<View<f32>, ModelError> {
+        let w = self.weight(name, &[len])?.to_f32();
+        Ok(Persistent::new(self.ops, len).write(self.ops, len, |out| out.copy_from_slice(&w)))
     }
 
     /// A norm's weight in float32, with its offset added.

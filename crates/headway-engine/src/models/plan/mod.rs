@@ -1,8 +1,12 @@
 //! A model as data: per layer its norms, its mixer, its feed-forward, and the names of their weights.
 //! It says nothing of devices, dtypes or batches.
 
+mod experts;
+
+pub use experts::{ExpertWeights, ExpertsPlan, StackedPlan};
+
 use super::rope::RopePlan;
-use headway_tensor::Activation;
+use headway_tensor::{Activation, ExpertLimits};
 
 /// A norm's weight, and what is added to it (1 for checkpoints that hold w and compute 1 + w).
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +73,8 @@ pub struct AttentionPlan {
     pub sliding_window: Option<usize>,
     /// `cap · tanh(score / cap)`.
     pub logit_soft_cap: Option<f32>,
+    /// Name of the tensor with a logit a query head that joins the softmax's denominator: `[num_heads]`.
+    pub sinks: Option<String>,
 }
 
 /// What mixes tokens in a layer.
@@ -90,6 +96,8 @@ pub enum FeedForwardPlan {
         /// Between them.
         activation: Activation,
     },
+    /// Some of many feed-forwards, chosen for each token.
+    Experts(ExpertsPlan),
 }
 
 /// One decoder layer.
@@ -147,7 +155,21 @@ impl ModelPlan {
         self.layers.iter().enumerate().flat_map(|(i, l)| l.mixers.iter().map(move |m| (i, m)))
     }
 
-    /// Elements of activations that a token of a step takes.
+    /// The sizes of the experts: the largest of all layers; `None` where no layer has any.
+    pub fn expert_limits(&self) -> Option<ExpertLimits> {
+        self.experts().map(|e| e.limits()).reduce(ExpertLimits::max)
+    }
+
+    /// Every layer's mixture of experts.
+    pub fn experts(&self) -> impl Iterator<Item = &ExpertsPlan> {
+        self.layers.iter().filter_map(|l| match &l.feed_forward {
+            Some(FeedForwardPlan::Experts(e)) => Some(e),
+            _ => None,
+        })
+    }
+
+    /// Elements of activations that a token of a step takes, without the experts' own rows
+    /// ([`ExpertLimits::buffer_bytes`]).
     pub fn activation_width(&self) -> usize {
         let mixer = self.mixers().map(|(_, m)| m.activation_width()).max().unwrap_or(0);
         let feed_forward = self.layers.iter().filter_map(|l| l.feed_forward.as_ref());
@@ -170,6 +192,10 @@ impl FeedForwardPlan {
     pub fn activation_width(&self) -> usize {
         match self {
             Self::Gated { gate_up, down, .. } => gate_up.out_features.saturating_add(down.in_features),
+            Self::Experts(e) => {
+                let shared = e.shared.as_ref().map_or(0, |s| s.activation_width());
+                shared.saturating_add(e.routing.experts)
+            }
         }
     }
 }

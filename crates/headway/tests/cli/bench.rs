@@ -2,7 +2,7 @@
 
 use super::support::{headway, llama, run};
 use serde_json::Value;
-use std::{collections::BTreeSet, process::Stdio};
+use std::{collections::BTreeSet, io::Write, process::Stdio};
 
 fn keys(o: &Value) -> BTreeSet<&str> {
     o.as_object().unwrap().keys().map(String::as_str).collect()
@@ -52,6 +52,33 @@ fn attention_has_the_fields_that_are_promised_and_no_others() {
         assert!((number(o, "gbps") * median * 1e6 / bytes - 1.0).abs() < 1e-6, "{o}");
         let share = number(o, "gbps") / number(o, "ceiling");
         assert!((share / number(o, "share_of_ceiling") - 1.0).abs() < 1e-6, "{o}");
+    }
+}
+
+#[test]
+fn attention_measures_what_standard_input_says() {
+    let args =
+        ["attention", "--json", "--pool", "16", "--threads", "1", "--repetitions", "1", "--from-stdin"];
+    let ask = |input: &str| {
+        let mut child = headway();
+        child.arg("bench").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        // A program that refused a name has stopped reading.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+        child.wait_with_output().unwrap()
+    };
+    let (write, decode) = ("write_1 9/3/64 bf16\n", "decode_b1_c16 4/1/256 f32\n");
+    let done = ask(&[write, write, decode, write].concat());
+    let lines: Vec<Value> =
+        String::from_utf8(done.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let cases: Vec<_> = lines.iter().map(|l| l["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["write_1", "write_1", "decode_b1_c16", "write_1"]);
+    assert_eq!((lines[2]["heads"].as_str(), lines[2]["dtype"].as_str()), (Some("4/1/256"), Some("f32")));
+    assert!(lines.iter().all(|l| number(l, "median_ms") > 0.0 && number(l, "ceiling") > 0.0));
+    for (input, why) in [("write_1\n", "a line is"), ("write_3 9/3/64 bf16\n", "no such case")] {
+        let refused = ask(input);
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert!(refused.status.code() == Some(2) && error.contains(why), "{error}");
     }
 }
 
@@ -109,7 +136,7 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
     let file = dir.path().join("cases.json");
     std::fs::write(&file, "{\"schema\": 1}").unwrap();
     let file = file.to_str().unwrap();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["attention", "--cases", "/no/such/file.json"], "/no/such/file.json"),
         (&["attention", "--cases", file], "cases.json: "),
         (&["attention", "--filter", "nothing"], "no case matches"),
@@ -117,6 +144,7 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
         (&["attention", "--backend", "CPU_ATN"], "did you mean CPU_ATTN"),
         (&["attention", "--pool", "1", "--filter", "prefill_1x2048 9/3/64 f32"], "--pool"),
         (&["attention", "--threads", "0"], "--threads"),
+        (&["attention", "--from-stdin", "--threads", "1,2"], "--threads"),
         (&["builder", "--requests", "0"], "--requests"),
     ];
     for (args, part) in cases {

@@ -7,7 +7,7 @@ use super::{
     super::CliError,
     cases::{CacheState, Case, Heads, Kind},
     ceilings::{Ceilings, isa},
-    samples::{Timing, measure},
+    samples::{Sampler, Timing},
 };
 use headway_attention::{
     AttentionArgs, AttentionError, AttentionGroup, AttnLayer, CommonAttentionMetadata, DynAttention,
@@ -130,14 +130,34 @@ fn block_size(s: &Setup<'_>) -> std::result::Result<usize, CliError> {
     }
 }
 
-/// Runs one case.
-///
-/// # Errors
-/// What the backend refuses; a pool smaller than the case.
-pub fn run(s: &Setup<'_>, case: &Case, pool: &mut Pool) -> std::result::Result<Line, CliError> {
-    let block_size = block_size(s)?;
-    let timing = Fixture::new(s, case, block_size, pool)?.time(s, case, pool)?;
-    Ok(line(s, case, block_size, timing))
+/// A case set up for measurements of it, which may be some time apart.
+pub struct Prepared<'a> {
+    setup: Setup<'a>,
+    case: &'a Case,
+    block_size: usize,
+    fixture: Fixture,
+    sampler: Sampler,
+}
+
+impl<'a> Prepared<'a> {
+    /// Sets up the layer, its tables and their metadata.
+    ///
+    /// # Errors
+    /// What the backend refuses; a pool smaller than the case.
+    pub fn new(setup: Setup<'a>, case: &'a Case, pool: &Pool) -> std::result::Result<Self, CliError> {
+        let block_size = block_size(&setup)?;
+        let fixture = Fixture::new(&setup, case, block_size, pool)?;
+        Ok(Self { setup, case, block_size, fixture, sampler: Sampler::default() })
+    }
+
+    /// Takes so many samples, or as many as the case's length asks for.
+    ///
+    /// # Errors
+    /// The backend's own.
+    pub fn measure(&mut self, samples: Option<usize>, pool: &mut Pool) -> Result<Line> {
+        let timing = self.fixture.time(&mut self.sampler, samples, &self.setup, self.case, pool)?;
+        Ok(line(&self.setup, self.case, self.block_size, timing))
+    }
 }
 
 fn line(s: &Setup<'_>, case: &Case, block_size: usize, t: Timing) -> Line {
@@ -265,16 +285,23 @@ impl Fixture {
         })
     }
 
-    fn time(mut self, s: &Setup<'_>, case: &Case, pool: &mut Pool) -> Result<Timing> {
+    fn time(
+        &mut self,
+        sampler: &mut Sampler,
+        samples: Option<usize>,
+        s: &Setup<'_>,
+        case: &Case,
+        pool: &mut Pool,
+    ) -> Result<Timing> {
         let x = Qkv { q: self.q.view(), k: self.kv[0].view(), v: self.kv[1].view() };
         let (layer, handle, out) = (&self.layer, &self.handle, &mut self.out);
         let exec = s.ops;
         match case.kind {
-            Kind::Write => measure(|i| {
+            Kind::Write => sampler.measure(samples, |i| {
                 let slots = &self.slots[i % self.slots.len()];
                 layer.write_kv_cache(exec, &x, &mut handle.on(&mut pool.0), slots)
             }),
-            _ => measure(|i| {
+            _ => sampler.measure(samples, |i| {
                 let entry = &self.entries[i % self.entries.len()];
                 layer.run(exec, &x, &mut handle.on(&mut pool.0), entry, out.view_mut())
             }),

@@ -1,7 +1,7 @@
 //! `headway bench builder`: what a step's metadata costs, by requests and KV cache groups. The same for
 //! any number of layers: builders run once per group and step.
 
-use super::{super::CliError, samples::measure};
+use super::{super::CliError, samples::Sampler};
 use headway_attention::{
     AttentionGroup, AttnLayer, CommonAttentionMetadata, DynBackend, GroupInfo, KvCacheSpec, Result,
     StepInputs, StepMetadata, build_step, group::kv::spec::AttentionSpec,
@@ -69,7 +69,7 @@ pub fn run(
     let mut step = StepMetadata::new((0..LAYERS).map(|l| (l % num_groups) as u16).collect());
     let mut commons = vec![];
     buffers.write(ops, requests, width, &mut commons)?;
-    let build = measure(|_| {
+    let build = Sampler::default().measure(None, |_| {
         step.clear();
         build_step(&mut groups, ops, &commons, 0, false, &mut step)
     })?;
@@ -80,7 +80,7 @@ pub fn run(
     step.clear();
     build_step(&mut groups, ops, &commons, 0, false, &mut step)?;
     let after = counts(&groups);
-    let all = measure(|_| {
+    let all = Sampler::default().measure(None, |_| {
         step.clear();
         commons.clear();
         buffers.write(ops, requests, width, &mut commons)?;

@@ -5,10 +5,11 @@ mod builder;
 mod cases;
 mod ceilings;
 mod engine;
+mod paced;
 mod samples;
 
 use super::{CliError, args::EngineArgs, parse, session};
-use attention::{Pool, Setup};
+use attention::{Pool, Prepared, Setup};
 use cases::CaseFile;
 use ceilings::Ceilings;
 use clap::{Args, Subcommand};
@@ -71,6 +72,13 @@ struct AttentionArgs {
     /// Bytes of cache that cold cases rotate through, in MiB. [default: the file's]
     #[arg(long, value_name = "MIB", value_parser = parse::at_least_one)]
     pool: Option<usize>,
+    /// Samples of each measurement. [default: 7, or fewer where a call takes long]
+    #[arg(long, value_name = "N", value_parser = parse::at_least_one)]
+    repetitions: Option<usize>,
+    /// Measure what standard input says, a line such as `decode_b1_c512 32/8/128 bf16` each, when it says so:
+    /// another program can measure something else in between. One thread count and block size.
+    #[arg(long, conflicts_with_all = ["filter", "dtype"])]
+    from_stdin: bool,
     /// One JSON object a measurement.
     #[arg(long)]
     json: bool,
@@ -168,6 +176,10 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
         true => vec![None],
         false => a.block_size.iter().copied().map(Some).collect(),
     };
+    let bytes = a.pool.map_or(file.semantics.pool_bytes, |mib| mib.saturating_mul(1 << 20));
+    if a.from_stdin {
+        return paced::run(a, &file, &backend, bytes);
+    }
     let mut runs = vec![];
     for heads in &file.heads {
         for &dtype in &dtypes {
@@ -182,7 +194,6 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
     if runs.is_empty() {
         return Err(CliError::Usage(format!("--filter {}: no case matches", a.filter)));
     }
-    let bytes = a.pool.map_or(file.semantics.pool_bytes, |mib| mib.saturating_mul(1 << 20));
     let mut pool = Pool::new(bytes)?;
     let bar = progress(runs.len() * threads.len());
     for threads in threads {
@@ -193,7 +204,7 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
         for (heads, dtype, block_size, case) in &runs {
             let (backend, ops, dtype, block_size) = (&backend, &*device.ops, *dtype, *block_size);
             let setup = Setup { backend, ops, threads, ceilings, heads, dtype, block_size };
-            let line = attention::run(&setup, case, &mut pool)?;
+            let line = Prepared::new(setup, case, &pool)?.measure(a.repetitions, &mut pool)?;
             bar.suspend(|| {
                 if !std::mem::replace(&mut headed, true) {
                     heading(&device, ceilings)?;

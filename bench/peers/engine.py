@@ -1,0 +1,1 @@
+def run(o, log): return [], {}

@@ -90,16 +90,21 @@ class Link:
         try:
             self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            for sig in (signal.SIGTERM, signal.SIGKILL):
-                try:
-                    os.killpg(self.process.pid, sig)
-                    self.process.wait(timeout=5)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
-                except ProcessLookupError:
-                    break
+            self._signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            pass
+        # What it started belongs to its group too and may outlive it.
+        self._signal(signal.SIGKILL)
+        self.process.wait(timeout=5)
         self.log.close()
+
+    def _signal(self, which):
+        try:
+            os.killpg(self.process.pid, which)
+        except ProcessLookupError:
+            pass
 
 
 def tree(pid):

@@ -22,7 +22,7 @@ KINDS = ("decode", "prefill", "mixed", "write")
 ENGINE = {
     "prefill": ("prefill of 512 tokens", "tokens/s", True, {"bf16": 1.2}),
     "decode": ("decode, one request", "tokens/s", True, {"bf16": 1.2, "q4": 1.0}),
-    "concurrent": ("16 requests together, output", "tokens/s", True, {"bf16": 1.3, "q4": 1.3}),
+    "concurrent": ("requests together (16; 4 with --quick), output", "tokens/s", True, {"bf16": 1.3, "q4": 1.3}),
     "first_token": ("start to first token", "s", False, {"bf16": 1.0, "q4": 1.0}),
     "peak_mib": ("peak memory", "MiB", False, {"bf16": 1.0, "q4": 1.0}),
 }

@@ -10,6 +10,7 @@ import os
 import pathlib
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,7 @@ def settings(o):
         sys.exit(f"run.py: {o.headway} is missing: build it with `cargo build --release -p headway`, or give --headway")
     o.headway = o.headway.resolve()
     o.pool_bytes = cases.QUICK_POOL_MIB << 20 if o.quick else cases.load(environment.CASES)["semantics"]["pool_bytes"]
+    o.requests = 4 if o.quick else 16
     o.wants = lambda case, heads, dtype: (not o.quick or case["id"] in cases.QUICK) and re.search(o.filter, f"{case['id']} {heads['id']} {dtype}")
     o.out.mkdir(parents=True, exist_ok=True)
     o.log_file = o.out / "peers.log"
@@ -76,6 +78,8 @@ def main():
     if o.self_test:
         return selftest.run()
     o = settings(o)
+    # Asked to end: through the code that ends what was started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run.py: asked to end"))
     log = lambda text: print(f"{time.monotonic() - o.started:6.0f} s  {text}", file=sys.stderr, flush=True)
     environment.install(log)
     o.started = time.monotonic()

@@ -9,3 +9,10 @@ cargo test --release --workspace "$@"
 mkdir -p target
 sed -n '/^\[profile/,$p' Cargo.toml > target/profile.toml
 cargo test --release --manifest-path examples/add-a-backend/Cargo.toml --target-dir target --config target/profile.toml
+
+# The comparison with other engines: its tables and plot on made-up numbers.
+if command -v python3 >/dev/null; then
+    python3 -B bench/peers/run.py --self-test
+else
+    echo "bench/peers: self-test skipped: python3 is missing"
+fi

@@ -9,7 +9,7 @@ FAMILIES = (
     ("PyTorch", "#e08e0b", "torch"),
     ("ggml", "#3b8f4e", "ggml"),
 )
-ROW, LEFT, WIDTH, GAP, TOP, HEAD = 17, 150, 300, 30, 60, 26
+ROW, LEFT, WIDTH, GAP, TOP, HEAD = 17, 150, 300, 56, 60, 26
 MOST = 1.25
 
 
@@ -65,6 +65,9 @@ def one_panel(results, names, title, x, y, labels):
         for family, colour, _ in reversed(FAMILIES):
             if family in shares:
                 cx = x + WIDTH * min(shares[family], MOST) / MOST
+                if shares[family] > MOST and family == max(shares, key=shares.get):
+                    # A cache that stays in the processor's own is read quicker than memory.
+                    out.append(f'<text x="{cx + 8:.1f}" y="{cy + 4:.1f}" fill="{colour}" font-size="9">{shares[family]:.0%}</text>')
                 size = 5 if family == "headway" else 4
                 out.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{size}" fill="{colour}"><title>{family} {escape(name)}: {shares[family]:.0%}</title></circle>')
     return out

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 
+sys.dont_write_bytecode = True  # nothing is written beside the scripts
+
 import attention
 import cases
 import engine

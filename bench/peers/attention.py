@@ -16,10 +16,9 @@ ROUNDS, QUICK_ROUNDS = 7, 3
 FAR = 5
 
 
-def run(options, log):
-    """Measurements, one dict a case, heads, dtype and peer; and what was left out, with reasons."""
+def run(options, log, results, notes):
+    """Appends a line a case, heads, dtype and peer; notes say what was left out, and why."""
     file = cases.load(environment.CASES)
-    results, notes = [], {}
     peers = None
     try:
         for heads in file["heads"]:
@@ -35,7 +34,6 @@ def run(options, log):
     finally:
         if peers:
             peers.end()
-    return results, notes
 
 
 def start_peers(options, notes):
@@ -80,7 +78,7 @@ def group(options, file, heads, dtype, chosen, peers, results, notes, log):
             for name, why in left_out.items():
                 notes[f"{name} ({case['kind']}, {dtype})"] = why
             lines = summarise(case, heads, dtype, options.threads, found, others)
-            results += lines
+            results.extend(lines)
             best = min((r for r in lines if r["peer"] != "headway"), key=lambda r: r["median_ms"], default=None)
             beside = f", {best['peer']} {best['median_ms']:.4g}" if best else ""
             log(f"  {case['id']:<22} headway {lines[0]['median_ms']:.4g} ms{beside} (others used {others:.2f} cores)")

@@ -16,8 +16,11 @@ START_LIMIT, VLLM_START_LIMIT, RUN_LIMIT = 120, 600, 300
 ROUNDS, GREEDY = 2, 16
 
 
-def run(options, log):
-    results, notes = [], {}
+def run(options, log, results, notes):
+    """Appends a line a model, weights and engine; notes say what was left out, and why."""
+    _, no_vllm = environment.vllm_library(environment.site_packages())
+    if no_vllm or options.no_vllm:
+        notes["vllm, engines"] = no_vllm or "--no-vllm"
     for name in options.models.split(","):
         if name not in MODELS:
             notes[name] = f"not known; {', '.join(MODELS)} are"
@@ -25,15 +28,18 @@ def run(options, log):
         pulled, vocab = MODELS[name]
         given = dict(pair.split("=", 1) for pair in options.model_file)
         source = given.get(name) or pull(options, pulled, log)
-        folder, bf16 = convert(options, name, source, log)
+        try:
+            folder, bf16 = convert(options, name, source, log)
+        except subprocess.SubprocessError as e:
+            notes[name] = f"{e}; {options.log_file} has what it printed"
+            continue
         weights = {"q4": (source, source, None), "bf16": (folder, bf16, folder)}
-        with_vllm = not options.no_vllm and "vllm" not in notes
+        with_vllm = "vllm, engines" not in notes
         for kind, (ours, llama, vllm) in weights.items():
             if time.monotonic() > options.deadline:
                 notes[f"{name} {kind}"] = "not reached within --minutes"
                 continue
-            results += measure(options, name, kind, vocab, ours, llama, vllm if with_vllm else None, notes, log)
-    return results, notes
+            results.extend(measure(options, name, kind, vocab, ours, llama, vllm if with_vllm else None, notes, log))
 
 
 def pull(options, name, log):

@@ -69,6 +69,10 @@ def level(flags=None):
     return "other"
 
 
+def site_packages():
+    return HOME / "venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
 def vllm_library(site, flags=None):
     """The one of the wheel's three libraries that fits this CPU, or why there is none."""
     name = {"amx": "_C", "avx512bf16": "_C", "avx512": "_C_AVX512", "avx2": "_C_AVX2"}.get(level(flags))

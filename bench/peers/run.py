@@ -91,8 +91,7 @@ def main():
     try:
         for half in (attention, engine):
             if o.only in (None, half.__name__):
-                run[half.__name__], notes = half.run(o, log)
-                run["notes"] |= notes
+                half.run(o, log, run[half.__name__], run["notes"])
     finally:
         # What was measured before an interruption is worth having.
         run["minutes"] = (time.monotonic() - o.started) / 60

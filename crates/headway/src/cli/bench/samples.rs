@@ -108,7 +108,11 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        sampler.measure(Some(1), |i| -> Result<(), ()> { Ok(seen.push(i)) }).unwrap();
+        let more = |i| -> Result<(), ()> {
+            seen.push(i);
+            Ok(())
+        };
+        sampler.measure(Some(1), more).unwrap();
         assert!(t.min <= t.median && t.median <= t.max && t.min >= 3e-3, "{t:?}");
         assert!(seen.iter().copied().eq(0..seen.len()) && seen.len() >= 7);
     }

@@ -13,7 +13,7 @@ import prompts
 MODELS = {"smollm2": ("smollm2-135m-instruct", 49152), "gemma3": ("gemma3-270m", 262144)}
 PROMPT, SHORT, CONTEXT = 512, 128, 768
 START_LIMIT, VLLM_START_LIMIT, RUN_LIMIT = 120, 600, 300
-ROUNDS, GREEDY = 2, 16
+ROUNDS, PREFILLS, GREEDY = 2, 2, 16
 
 
 def run(options, log, results, notes):
@@ -80,13 +80,14 @@ class Headway:
         finally:
             child.end()
 
-    def bench(self, prompt, output, concurrency):
-        answer, _ = self.run("bench", "engine", "--prompt-len", prompt, "--output-len", output, "--concurrency", concurrency)
-        return answer
+    def bench(self, prompt, output, concurrency, requests):
+        shape = ["--prompt-len", prompt, "--output-len", output, "--concurrency", concurrency, "--num-requests", requests]
+        return self.run("bench", "engine", *shape)[0]
 
     def round(self, outputs):
-        alone, together = self.bench(PROMPT, 1, 1), self.bench(SHORT, outputs, self.options.requests)
-        decode = self.bench(SHORT, 2 * outputs + 1, 1)
+        many = self.options.requests
+        alone, together = self.bench(PROMPT, 1, 1, PREFILLS), self.bench(SHORT, outputs, many, many)
+        decode = self.bench(SHORT, 2 * outputs + 1, 1, 1)
         ids = ",".join(map(str, prompts.ids(SHORT, self.vocab, 0)))
         _, first = self.run("generate", "--prompt-ids", ids, "--max-tokens", 1, "--ignore-eos")
         peak = max(a["peak_rss_bytes"] for a in (alone, together, decode)) / 2**20
@@ -136,7 +137,7 @@ class Worker:
 
     def round(self, outputs):
         ids = lambda n, i: prompts.ids(n, self.vocab, i)
-        alone = self.ask([ids(PROMPT, 0)], 1)
+        alone = sum(self.ask([ids(PROMPT, i)], 1)["seconds"] for i in range(PREFILLS))
         together = self.ask([ids(SHORT, i) for i in range(self.requests)], outputs)
         decode = self.ask([ids(SHORT, 0)], 2 * outputs + 1)
         first = self.first
@@ -145,7 +146,7 @@ class Worker:
             first = self.wait(child)
             child.end()
         return {
-            "prefill": PROMPT / alone["seconds"], "decode": 2 * outputs / decode["after_first"],
+            "prefill": PREFILLS * PROMPT / alone, "decode": 2 * outputs / decode["after_first"],
             "concurrent": self.requests * outputs / together["seconds"], "first_token": first, "peak_mib": self.child.peak_mib(),
         }  # fmt: skip
 

@@ -546,6 +546,26 @@ impl<'a> TensorMut<'a> {
         Ok(Self { mem: self.mem, dtype: self.dtype, shape, strides })
     }
 
+    /// The elements `r` of each head of `[tokens, heads, size]`.
+    ///
+    /// # Errors
+    /// Another rank, elements past a head's end.
+    pub fn within_heads(self, r: Range<usize>) -> Result<Self> {
+        let shape = match (self.shape.as_slice(), self.strides.as_slice()) {
+            (&[n, h, w], &[_, _, 1]) if r.start <= r.end && r.end <= w => Dims::new(&[n, h, r.len()]),
+            _ => {
+                let expected = "[tokens, heads, size] with that many elements a head";
+                return Err(shape_error(format!("elements {r:?} of each head"), &self.shape, expected));
+            }
+        };
+        let range = byte_range(&shape, &self.strides, self.dtype, r.start);
+        let mem = match self.mem {
+            MemMut::Host(b) => MemMut::Host(&mut b[range]),
+            MemMut::Dev(d, off) => MemMut::Dev(d, off + range.start),
+        };
+        Ok(Self { mem, shape, dtype: self.dtype, strides: self.strides })
+    }
+
     /// Zeros every element (host memory; a device crate zeroes its own).
     ///
     /// # Errors

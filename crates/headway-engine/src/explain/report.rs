@@ -97,6 +97,7 @@ pub(super) fn planned(
         let mut entry = GroupReport {
             graph_support: plan.graph_support.to_string(),
             reorder_batch_threshold: plan.reorder_batch_threshold,
+            workspace_bytes: plan.workspace_bytes,
             ..group(g, &selections[first].refused)
         };
         entry.layers = layers(model, entry.layers.iter().map(|l| *l as usize));
@@ -206,6 +207,7 @@ fn by_need(
             page_size_bytes: spec.page_size_bytes(),
             graph_support: String::new(),
             reorder_batch_threshold: None,
+            workspace_bytes: 0,
             kv_cache_spec: spec,
         });
     }

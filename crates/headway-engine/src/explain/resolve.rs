@@ -125,10 +125,14 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
         ..CacheLimits::new(query.max_num_seqs, query.max_num_batched_tokens, query.max_model_len)
     };
     let cache = plan_kv_cache(&caches, &limits, ENOUGH)?;
+    let tables = &query.asked.engine.backend_config;
     let builders = cache
         .attention_groups
         .iter()
-        .map(|g| g.backend.plan(&g.info, &g.backend.parse_config(None)?))
+        .map(|g| {
+            let table = tables.get(&*g.backend.rules().name);
+            g.backend.plan(&g.info, &g.backend.parse_config(table)?)
+        })
         .collect::<Result<Vec<_>, AttentionError>>()?;
     let block_bytes = cache.total_bytes / cache.num_blocks.max(1);
     let num_blocks = (query.kv_memory / (block_bytes as u64).max(1)).min(i32::MAX as u64) as usize;

@@ -3,7 +3,10 @@
 
 use super::{
     ModelError, ModelPlan, arch,
-    plan::{ExpertWeights, ExpertsPlan, FeedForwardPlan, LinearPlan, MixerPlan, NormPlan, StackedPlan},
+    plan::{
+        ExpertWeights, ExpertsPlan, FeedForwardPlan, LinearPlan, MixerPlan, MlaQueryPlan, NormPlan,
+        StackedPlan,
+    },
 };
 use crate::loading::{self, Checkpoint, HfFiles, LoadError, ModelFiles, ModelKind};
 use half::{bf16, f16};
@@ -100,6 +103,14 @@ fn tensors(plan: &ModelPlan) -> HashMap<String, Fill> {
 
 fn mixer(out: &mut HashMap<String, Fill>, plan: &MixerPlan) {
     match plan {
+        MixerPlan::Mla(a) => {
+            [&a.down, &a.kv_b, &a.o].into_iter().for_each(|l| linear(out, l));
+            norm(out, &a.kv_norm, a.kv_lora_rank);
+            if let MlaQueryPlan::Compressed { norm: of, up } = &a.q {
+                norm(out, of, up.in_features);
+                linear(out, up);
+            }
+        }
         MixerPlan::Attention(a) => {
             linear(out, &a.qkv);
             linear(out, &a.o);

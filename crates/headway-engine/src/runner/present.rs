@@ -96,6 +96,7 @@ pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused]) -> GroupReport 
         page_size_bytes: g.info.spec.page_size_bytes(),
         graph_support: g.backend.rules().graph_support.to_string(),
         reorder_batch_threshold: g.backend.rules().reorder_batch_threshold,
+        workspace_bytes: 0,
         kv_cache_spec: g.info.spec.clone(),
     }
 }
@@ -218,5 +219,6 @@ pub(super) fn finish(r: &mut StartupReport, groups: &[AttentionGroup], decoder: 
     for (report, g) in r.groups.iter_mut().zip(groups) {
         report.graph_support = g.plan().graph_support.to_string();
         report.reorder_batch_threshold = g.plan().reorder_batch_threshold;
+        report.workspace_bytes = g.plan().workspace_bytes;
     }
 }

@@ -64,6 +64,8 @@ pub struct GroupReport {
     pub graph_support: String,
     /// The builder's threshold for decodes first.
     pub reorder_batch_threshold: Option<usize>,
+    /// Bytes of scratch that the group's layers share.
+    pub workspace_bytes: u64,
 }
 
 /// One change of one option, tried with the code that decides at start-up, and what it gains.

@@ -2,6 +2,7 @@
 //! line in a table here.
 
 mod config;
+mod deepseek;
 mod experts;
 mod families;
 mod gguf;
@@ -24,6 +25,8 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
     ("Gemma3ForCausalLM", families::gemma3),
     ("Phi3ForCausalLM", families::phi3),
     ("Olmo2ForCausalLM", families::olmo2),
+    ("DeepseekV2ForCausalLM", deepseek::v2),
+    ("DeepseekV3ForCausalLM", deepseek::v3),
     ("Qwen3MoeForCausalLM", families::qwen3_moe),
     ("GptOssForCausalLM", families::gpt_oss),
 ];

@@ -20,6 +20,8 @@ pub(super) struct Buffers {
     /// The outputs of mixers beside the first; no rows where every layer has one at most.
     pub beside: Tensor,
     pub qkv: Tensor,
+    /// Queries that come from a compressed form.
+    pub queries: Tensor,
     pub heads: Tensor,
     pub gate_up: Tensor,
     pub gated: Tensor,
@@ -36,6 +38,7 @@ pub(super) struct Buffers {
 #[derive(Default)]
 struct Widths {
     qkv: usize,
+    queries: usize,
     heads: usize,
     gate_up: usize,
     gated: usize,
@@ -49,6 +52,12 @@ impl Widths {
             match mixer {
                 MixerPlan::Attention(a) => {
                     w.qkv = w.qkv.max(a.qkv.out_features);
+                    w.heads = w.heads.max(a.o.in_features);
+                }
+                MixerPlan::Mla(a) => {
+                    let (down, queries) = a.widths();
+                    w.qkv = w.qkv.max(down);
+                    w.queries = w.queries.max(queries);
                     w.heads = w.heads.max(a.o.in_features);
                 }
             }
@@ -82,6 +91,7 @@ impl Buffers {
             mixed: zeros(n, h)?,
             beside: zeros(beside, h)?,
             qkv: zeros(n, w.qkv)?,
+            queries: zeros(n, w.queries)?,
             heads: zeros(n, w.heads)?,
             gate_up: zeros(n, w.gate_up)?,
             gated: zeros(n, w.gated)?,
@@ -99,6 +109,7 @@ impl Buffers {
             &self.mixed,
             &self.beside,
             &self.qkv,
+            &self.queries,
             &self.heads,
             &self.gate_up,
             &self.gated,

@@ -1,11 +1,12 @@
 //! What mixes tokens in a layer: one variant a kind of mixer, each in its own file.
 
-use super::{attention::Attention, buffers::Buffers, kernels::Kernels, step::Step};
+use super::{attention::Attention, buffers::Buffers, kernels::Kernels, mla::Mla, step::Step};
 use crate::models::{ModelError, ModelPlan, load::Loader, plan::MixerPlan};
 use headway_attention::{AttnLayer, KvPool};
 
 pub(super) enum Mixer {
     Attention(Attention),
+    Mla(Mla),
 }
 
 impl Mixer {
@@ -18,6 +19,7 @@ impl Mixer {
     ) -> Result<Self, ModelError> {
         Ok(match plan {
             MixerPlan::Attention(a) => Self::Attention(Attention::load(loader, model, a, layer, kernels)?),
+            MixerPlan::Mla(a) => Self::Mla(Mla::load(loader, model, a, layer, kernels)?),
         })
     }
 
@@ -31,6 +33,7 @@ impl Mixer {
     ) -> Result<(), ModelError> {
         match self {
             Self::Attention(a) => a.run(s, b, normed, kv),
+            Self::Mla(a) => a.run(s, b, normed, kv),
         }
     }
 }

@@ -6,6 +6,7 @@ mod buffers;
 mod feed_forward;
 mod kernels;
 mod mixer;
+mod mla;
 mod step;
 
 pub use super::load::{Taken, WeightDType};

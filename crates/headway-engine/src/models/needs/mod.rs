@@ -175,6 +175,14 @@ impl LayerNeeds {
     pub fn of_plan(plan: &ModelPlan) -> Vec<Self> {
         let needs = |(layer, mixer): (usize, &MixerPlan)| {
             let mixer = match mixer {
+                MixerPlan::Mla(a) => MixerNeeds::Mla(MlaNeeds {
+                    num_heads: a.num_heads,
+                    kv_lora_rank: a.kv_lora_rank,
+                    qk_nope_head_dim: a.qk_nope_head_dim,
+                    qk_rope_head_dim: a.qk_rope_head_dim,
+                    v_head_dim: a.v_head_dim,
+                    index_topk: None,
+                }),
                 MixerPlan::Attention(a) => MixerNeeds::Attention(AttentionNeeds {
                     reach: a.sliding_window.map_or(Reach::All, Reach::Window),
                     logit_soft_cap: a.logit_soft_cap.is_some(),

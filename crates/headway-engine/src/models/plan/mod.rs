@@ -77,11 +77,71 @@ pub struct AttentionPlan {
     pub sinks: Option<String>,
 }
 
+/// Where latent attention gets its queries from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MlaQueryPlan {
+    /// From the layer's input; [`MlaPlan::down`] gives the queries themselves.
+    Direct,
+    /// From a compressed form, which [`MlaPlan::down`] gives.
+    Compressed {
+        /// Of the compressed form.
+        norm: NormPlan,
+        /// From it to the queries.
+        up: LinearPlan,
+    },
+}
+
+/// A mixer of multi-head latent attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlaPlan {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Elements of the latent.
+    pub kv_lora_rank: usize,
+    /// Elements of a query and key head that have no position.
+    pub qk_nope_head_dim: usize,
+    /// Elements of a query and key head that are rotated; the heads share those of the key.
+    pub qk_rope_head_dim: usize,
+    /// Elements of a value head.
+    pub v_head_dim: usize,
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Queries or their compressed form, then the latent and the rotated part of the key.
+    pub down: LinearPlan,
+    /// Queries.
+    pub q: MlaQueryPlan,
+    /// Norm of the latent.
+    pub kv_norm: NormPlan,
+    /// From the latent to keys and values: of each head first the key, then the value.
+    pub kv_b: LinearPlan,
+    /// Output projection.
+    pub o: LinearPlan,
+    /// Index into [`ModelPlan::ropes`].
+    pub rope: usize,
+}
+
+impl MlaPlan {
+    /// Elements of the queries of all heads.
+    pub fn queries(&self) -> usize {
+        self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+    }
+
+    /// Elements of a token's first projection, and of queries that come from it (0 where they are in it).
+    pub fn widths(&self) -> (usize, usize) {
+        match &self.q {
+            MlaQueryPlan::Direct => (self.down.out_features, 0),
+            MlaQueryPlan::Compressed { .. } => (self.down.out_features, self.queries()),
+        }
+    }
+}
+
 /// What mixes tokens in a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerPlan {
     /// Softmax attention.
     Attention(AttentionPlan),
+    /// Multi-head latent attention.
+    Mla(MlaPlan),
 }
 
 /// What follows the mixer.
@@ -183,6 +243,10 @@ impl MixerPlan {
     pub fn activation_width(&self) -> usize {
         match self {
             Self::Attention(a) => a.qkv.out_features.saturating_add(a.o.in_features),
+            Self::Mla(a) => {
+                let (down, queries) = a.widths();
+                down.saturating_add(queries).saturating_add(a.o.in_features)
+            }
         }
     }
 }

@@ -104,7 +104,11 @@ fn group(out: &mut dyn Write, groups: &[&GroupReport], g: &GroupReport) -> Resul
         Some(n) => format!("requests with up to {n} new tokens come first, as decodes"),
         None => "no order of the batch".into(),
     };
-    writeln!(out, "  builder  full graphs: {}; {order}", g.graph_support)
+    writeln!(out, "  builder  full graphs: {}; {order}", g.graph_support)?;
+    match g.workspace_bytes {
+        0 => Ok(()),
+        bytes => writeln!(out, "  scratch  {} for all layers of the group", gib(bytes)),
+    }
 }
 
 /// What a layer's cache holds, in words.

@@ -27,7 +27,8 @@ use headway_cpu::{
     },
 };
 use headway_tensor::{
-    DType, Dual, HostBuf, Linear, LinearPart, Ops, SharedBytes, TensorMut, TensorRef, View, Weight, WeightType,
+    DType, Dual, HostBuf, Linear, LinearPart, Ops, SharedBytes, TensorMut, TensorRef, View, Weight,
+    WeightType,
 };
 use std::{
     error::Error,
@@ -198,7 +199,9 @@ impl Bench {
                         block_size: h.block_size,
                         dtype: h.dtype,
                     };
-                    let KvBuf::Host(bytes) = &self.cache else { return Err("the cache is on the host".into()) };
+                    let KvBuf::Host(bytes) = &self.cache else {
+                        return Err("the cache is on the host".into());
+                    };
                     let read = (&layout, bytes.as_bytes(), 1.0);
                     let none = TensorRef::from_host(&[0f32; 0], &[0, WIDTH])?;
                     let table = (&self.table[..], stride);

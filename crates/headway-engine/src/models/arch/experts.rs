@@ -123,7 +123,6 @@ pub(super) struct DeepSeekExperts {
     every: usize,
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "DeepSeek's mixers, with MLA"))]
 impl DeepSeekExperts {
     /// V2: softmax; `topk_method` greedy or group_limited_greedy.
     pub(super) fn v2(c: &ConfigReader<'_>) -> Result<Self, ModelError> {

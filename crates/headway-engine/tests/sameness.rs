@@ -133,3 +133,9 @@ fn experts_and_sinks() {
     sameness("tiny-qwen3-moe", 14 * 3 * 2 * 16 * 64 * 2);
     sameness("tiny-gpt-oss", 26 * 2 * 2 * 16 * 64 * 2);
 }
+
+/// Under batch invariance every row of latent attention is computed as a decode.
+#[test]
+fn latent_attention() {
+    sameness("tiny-deepseek-v2-yarn", 14 * 2 * 16 * 64 * 2);
+}

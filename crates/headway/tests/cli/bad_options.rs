@@ -162,6 +162,11 @@ fn configuration_files_are_read_to_the_letter() {
         ("[backend.cpu_attn]\nspeed = 11\n", ["CPU_ATTN", "unknown field `speed`"]),
         ("[backend.GPU_ATTN]\n", ["[backend.GPU_ATTN]", "there are: CPU_ATTN"]),
         ("[backends.CPU_ATTN]\n", ["unknown field `backends`", "line 1"]),
+        (
+            "[backend.CPU_MLA]\nworkspace_tokens = 8\n",
+            ["CPU_MLA", "workspace_tokens = 8: the workspace holds"],
+        ),
+        ("[backend.CPU_MLA]\nworkspace = 64\n", ["CPU_MLA", "expected `workspace_tokens`"]),
         ("\n[backend\n", ["config.toml", "line 2"]),
         ("block_size = 16\n", ["unknown field `block_size`", "config.toml"]),
     ] {

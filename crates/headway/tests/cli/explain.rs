@@ -107,6 +107,30 @@ fn every_layer_is_in_a_group() {
 }
 
 #[test]
+fn latent_attention_on_the_cpu_shows_its_backend_and_scratch() {
+    let scratch = |extra: &[&str]| {
+        let args = [&["--kv-cache-memory", "200GiB", "--json"], extra].concat();
+        let r = finish(headway().arg("explain").arg(config("deepseek-v3")).args(args)).fine().object();
+        let g = &r["groups"][0];
+        assert_eq!((&g["backend"], &g["kind"]), (&Value::from("CPU_MLA"), &Value::from("MLA")));
+        assert_eq!(g["page_size_bytes"], 16 * 576 * 2, "no padding");
+        g["workspace_bytes"].as_u64().unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    std::fs::write(&path, "[backend.CPU_MLA]\nworkspace_tokens = 4096\n").unwrap();
+    let (by_rule, asked) = (scratch(&[]), scratch(&["--config", path.to_str().unwrap()]));
+    // 128 heads of 192 + 128 float32 a token, beside 400 tokens by the rule.
+    assert!(by_rule > 64 << 20 && asked - by_rule > 3600 * 128 * 320 * 4, "{by_rule} {asked}");
+    let text = finish(headway().arg("explain").arg(config("deepseek-v3")));
+    assert!(
+        text.out.contains("scratch  ") && text.out.contains("for all layers of the group"),
+        "{}",
+        text.out
+    );
+}
+
+#[test]
 fn the_schema_is_that_of_the_start_up_report() {
     let r = report("gpt-oss-20b", &["--device", "h100"]);
     let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();

@@ -13,7 +13,7 @@ const CHAINS: usize = 12;
 
 const fn lanes(isa: Isa) -> usize {
     match isa {
-        Isa::Avx512 | Isa::Avx512Bf16 => 16,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => 16,
         Isa::Avx2 => 8,
         _ => 4,
     }
@@ -36,7 +36,7 @@ pub fn multiply_adds(isa: Isa, steps: usize) -> f32 {
             // SAFETY: an `Isa` of this level is only made where the processor has its features.
             Isa::Avx2 => return unsafe { avx2(steps) },
             // SAFETY: as above.
-            Isa::Avx512 | Isa::Avx512Bf16 => return unsafe { avx512(steps) },
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return unsafe { avx512(steps) },
             _ => {}
         }
     }
@@ -66,7 +66,7 @@ pub fn read(isa: Isa, data: &[u64]) -> u64 {
         fn avx2(data: &[u64]) -> u64 {
             combine(data)
         }
-        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16) {
+        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) {
             // SAFETY: an `Isa` of this level is only made where the processor has its features.
             return unsafe { avx2(data) };
         }

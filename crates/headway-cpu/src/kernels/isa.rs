@@ -19,6 +19,8 @@ pub enum Isa {
     Avx512,
     /// [`Isa::Avx512`] with AVX512-BF16.
     Avx512Bf16,
+    /// [`Isa::Avx512Bf16`] with AMX tiles of bfloat16, which the operating system has to grant.
+    Amx,
     /// AArch64 Advanced SIMD.
     Neon,
 }
@@ -47,7 +49,8 @@ pub enum IsaError {
 }
 
 impl Isa {
-    const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Neon];
+    const ALL: [Self; 6] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx, Self::Neon];
 
     /// The level's name, as `HEADWAY_CPU_ISA` takes it.
     pub const fn name(self) -> &'static str {
@@ -56,6 +59,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512bf16",
+            Self::Amx => "amx",
             Self::Neon => "neon",
         }
     }
@@ -93,29 +97,57 @@ impl Isa {
         }
     }
 
+    /// The levels of this architecture that the machine can't run, weakest first, and what each lacks.
+    pub fn out_of_reach() -> Vec<(Self, String)> {
+        let of_architecture = |i: &Self| (*i == Self::Neon) == cfg!(target_arch = "aarch64");
+        Self::ALL.into_iter().filter(of_architecture).filter_map(|i| Some((i, i.lacks().err()?))).collect()
+    }
+
     fn on_this_machine(self) -> bool {
+        self.lacks().is_ok()
+    }
+
+    /// What the machine lacks for this level, in words; of the lower levels, if it lacks one of them.
+    fn lacks(self) -> Result<(), String> {
+        /// Ok where the processor has all of these.
+        #[cfg(target_arch = "x86_64")]
+        macro_rules! features {
+            ($($feature:tt),*) => {{
+                let all = [$(($feature, is_x86_feature_detected!($feature))),*];
+                let lacking: Vec<_> = all.iter().filter(|(_, has)| !has).map(|(name, _)| *name).collect();
+                match lacking.is_empty() {
+                    true => Ok(()),
+                    false => Err(format!("this processor lacks {}", lacking.join(", "))),
+                }
+            }};
+        }
         match self {
-            Self::Portable => true,
+            Self::Portable => Ok(()),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
+            Self::Avx2 => features!("avx2", "fma", "f16c"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
-                Self::Avx2.on_this_machine()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
+                Self::Avx2.lacks()?;
+                features!("avx512f", "avx512bw", "avx512dq", "avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => Self::Avx512.on_this_machine() && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Bf16 => {
+                Self::Avx512.lacks()?;
+                features!("avx512bf16")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => {
+                // Tiles first: they say more than what the levels below lack.
+                super::amx::ready()?;
+                Self::Avx512Bf16.lacks()
+            }
             #[cfg(target_arch = "aarch64")]
-            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Self::Neon => match std::arch::is_aarch64_feature_detected!("neon") {
+                true => Ok(()),
+                false => Err("this processor lacks neon".into()),
+            },
             #[allow(unreachable_patterns)]
-            _ => false,
+            _ => Err("this is another architecture".into()),
         }
     }
 }
@@ -136,6 +168,18 @@ mod tests {
         assert_eq!(levels[0], Isa::Portable);
         assert!(levels.is_sorted());
         assert_eq!(Isa::choose(None), Ok(Isa::of_machine()));
+    }
+
+    #[test]
+    fn what_is_out_of_reach_says_why_and_is_all_that_is_not_available() {
+        let beyond = Isa::out_of_reach();
+        assert!(beyond.iter().all(|(_, why)| !why.is_empty()), "{beyond:?}");
+        let mut all: Vec<_> = Isa::available().to_vec();
+        all.extend(beyond.iter().map(|(i, _)| *i));
+        let foreign = if cfg!(target_arch = "x86_64") { 1 } else { 4 };
+        if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+            assert_eq!(all.len() + foreign, Isa::ALL.len(), "{all:?}");
+        }
     }
 
     #[test]

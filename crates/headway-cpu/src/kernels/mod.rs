@@ -4,6 +4,9 @@
 //! A kernel is written once over a small vector trait and compiled for each [`isa::Isa`] behind one
 //! `#[target_feature]` entry; the portable level is the reference for the others.
 
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "instructions that Rust has no intrinsics for")]
+pub(crate) mod amx;
 #[expect(unsafe_code, reason = "vector intrinsics and raw rows; attention/mod.rs checks before they exist")]
 pub mod attention;
 #[expect(unsafe_code, reason = "functions compiled for an instruction set")]

@@ -19,7 +19,8 @@ Examples:
 Every option of the engine has an environment twin (--block-size is HEADWAY_BLOCK_SIZE). Besides:
   HEADWAY_CACHE_DIR     folder of fetched models [default: headway in the user's cache folder]
   HEADWAY_HUB_TIMEOUT   seconds that the Hugging Face hub may stay silent
-  HEADWAY_CPU_ISA       lowers the CPU's instruction set: portable, avx2, avx512
+  HEADWAY_CPU_ISA       lowers the CPU's instruction set: portable, avx2, avx512,
+                        avx512bf16, amx
   HF_ENDPOINT, HF_HOME, HF_TOKEN, HF_HUB_OFFLINE mean what they mean to Hugging Face's tools";
 
 /// Attention backends for LLM serving in Rust, with the engine that makes them useful.

@@ -55,13 +55,18 @@ pub fn run(args: &BackendsArgs, registry: &Registry) -> Result<ExitCode, CliErro
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which instruction set the CPU kernels use, and why not a better one.
+/// Which instruction set the CPU kernels use, and why not a better one: a line, and one for each level that
+/// is out of reach.
 fn instruction_set() -> Result<String, CliError> {
     let (used, best) = (Isa::detect().map_err(|e| CliError::Usage(e.to_string()))?, Isa::of_machine());
-    Ok(match used == best {
+    let mut text = match used == best {
         true => format!("cpu kernels use {used}, the best that this machine has"),
         false => format!("cpu kernels use {used}: HEADWAY_CPU_ISA lowers it from {best}"),
-    })
+    };
+    for (isa, why) in Isa::out_of_reach() {
+        text += &format!("\n  {isa}: {why}");
+    }
+    Ok(text)
 }
 
 fn join<T: ToString>(items: impl Iterator<Item = T>) -> String {

@@ -83,7 +83,7 @@ pub fn multiply_add_rate(pool: &Pool, isa: Isa, seconds: f64) -> f64 {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => (avx2::multiply_add, 8),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => (avx512::multiply_add, 16),
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => (avx512::multiply_add, 16),
         _ => (portable::multiply_add, 8),
     };
     const ROUNDS: usize = 100_000;
@@ -112,7 +112,7 @@ pub fn read_bandwidth(pool: &Pool, isa: Isa, buffer: &[u8], seconds: f64) -> f64
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::read,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => avx512::read,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512::read,
         _ => portable::read,
     };
     // An odd multiplier walks through a power of two of places in a scattered order.

@@ -31,7 +31,7 @@ pub(super) fn kernel(isa: Isa, cache: DType) -> Option<Run> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => of_level::<Avx2Level>(cache),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => of_level::<Avx512Level>(cache),
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => of_level::<Avx512Level>(cache),
         // Neon has no lanes of its own: the portable ones compile to it.
         _ => of_level::<PortableLevel>(cache),
     }

@@ -1,5 +1,6 @@
 //! Linear layers on the CPU: dense weights stay as they lie in the file (memory-mapped, at any alignment),
-//! block-quantised ones are packed for the kernels at load; activations are float32.
+//! block-quantised ones are packed for the kernels at load, and so are bfloat16 ones where the processor
+//! multiplies bfloat16; activations are float32.
 //!
 //! [`CpuLinear`] lives as long as the model. A call splits output columns (and, for many tokens, rows)
 //! over the threads. Every output element is summed in an order that depends only on the row length,
@@ -7,17 +8,20 @@
 //!
 //! Not for attention, and not for weights that are written to.
 
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod dense;
 mod entry;
+mod form;
 mod int;
+mod lines;
 pub(crate) mod runs;
 mod simd;
 
 use crate::{CpuExec, Isa, kernels::elementwise::rows::Rows, pool::SharedMut};
-use headway_tensor::{
-    DType, Linear, LinearPart, Result, TensorError, Weight, WeightType, quant::QuantFormat,
-};
-use std::{cell::RefCell, ops::Range};
+use form::{Activations, Packed, with_activations};
+use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight};
+use std::ops::Range;
 
 /// A linear layer: one or more weights with the same input, stacked along the output.
 pub struct CpuLinear {
@@ -29,8 +33,7 @@ pub struct CpuLinear {
 struct Part {
     /// The form of the file. Where there is a packed one, it is for single rows alone.
     weight: Weight,
-    /// For integer products, with quantised activations.
-    packed: Option<(int::Packed, QuantFormat)>,
+    packed: Packed,
     bias: Option<Vec<f32>>,
     /// First output column.
     first: usize,
@@ -41,8 +44,8 @@ fn unsupported(text: String) -> TensorError {
 }
 
 impl CpuLinear {
-    /// Takes the parts in: block-quantised weights are packed, unless they are to be computed in float32;
-    /// of the rest nothing is copied but the biases.
+    /// Takes the parts in: block-quantised weights are packed, and bfloat16 ones at the levels that multiply
+    /// them, unless they are to be computed in float32; of the rest nothing is copied but the biases.
     ///
     /// # Errors
     /// No parts, weights that are not matrices of one row length, biases of another length, a
@@ -75,10 +78,7 @@ impl CpuLinear {
             }
             let (first, bias) = (layer.n, bias.map(|b| b.to_f32()));
             layer.n += weight.rows();
-            let packed = match weight.dtype() {
-                WeightType::Quant(f) if compute.is_none() => Some((entry::pack(cx, &weight, f), f)),
-                _ => None,
-            };
+            let packed = Packed::new(cx, &weight, compute);
             layer.parts.push(Part { weight, packed, bias, first });
         }
         Ok(layer)
@@ -143,27 +143,15 @@ impl CpuLinear {
         let pool = cx.pool();
         let plan = Plan::new(self, m, pool.threads());
         let out = SharedMut::new(out);
-        with_activations(cx, self.is_packed(), x, xs, &|quantised| {
-            let call = Call { vectors: Vectors::of(cx.isa()), x, xs, out, outs, quantised };
+        with_activations(cx, self.packed(), x, xs, |converted| {
+            let call = Call { vectors: Vectors::of(cx.isa()), x, xs, out, outs, converted };
             pool.run(plan.tasks(), &|task, _| plan.run(self, &call, 0, task));
         });
     }
 
-    /// Whether integers are multiplied, in some part.
-    fn is_packed(&self) -> bool {
-        self.parts.iter().any(|p| p.packed.is_some())
-    }
-}
-
-/// Calls `f` with the activations quantised, where that is `needed`.
-fn with_activations(cx: &CpuExec, needed: bool, x: &[f32], xs: &Rows, f: &dyn Fn(Option<&int::Activations>)) {
-    if needed {
-        ACTIVATIONS.with_borrow_mut(|a| {
-            a.fill(cx.pool(), cx.isa(), x, xs);
-            f(Some(a));
-        });
-    } else {
-        f(None);
+    /// What the parts keep of their weights.
+    fn packed(&self) -> impl Iterator<Item = &Packed> {
+        self.parts.iter().map(|p| &p.packed)
     }
 }
 
@@ -174,12 +162,7 @@ struct Call<'a> {
     xs: &'a Rows,
     out: SharedMut<'a, f32>,
     outs: &'a Rows,
-    quantised: Option<&'a int::Activations>,
-}
-
-thread_local! {
-    /// The quantised activations of the call that this thread is in.
-    static ACTIVATIONS: RefCell<int::Activations> = RefCell::default();
+    converted: &'a Activations,
 }
 
 /// The vectors of the kernels.
@@ -199,10 +182,10 @@ impl Vectors {
         #[cfg(target_arch = "x86_64")]
         match isa {
             Isa::Avx2 => return Self::Avx2,
-            Isa::Avx512 | Isa::Avx512Bf16 if is_x86_feature_detected!("avx512vnni") => {
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx if is_x86_feature_detected!("avx512vnni") => {
                 return Self::Avx512;
             }
-            Isa::Avx512 | Isa::Avx512Bf16 => return Self::Avx2,
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return Self::Avx2,
             _ => {}
         }
         let _ = isa;
@@ -220,10 +203,7 @@ impl Linear for CpuLinear {
     }
 
     fn bytes(&self) -> usize {
-        let of_part = |p: &Part| {
-            p.packed.as_ref().map_or(0, |(w, _)| w.as_bytes().len())
-                + p.bias.as_ref().map_or(0, |b| size_of_val(&b[..]))
-        };
+        let of_part = |p: &Part| p.packed.bytes() + p.bias.as_ref().map_or(0, |b| size_of_val(&b[..]));
         self.parts.iter().map(of_part).sum()
     }
 }
@@ -267,7 +247,8 @@ impl Plan {
         } else {
             layer.n.div_ceil(threads * 4).clamp(16, dense::PANEL_ROWS)
         };
-        let row_step = row_step.next_multiple_of(8);
+        // Packed weights are in groups of 8 and of 16 rows.
+        let row_step = row_step.next_multiple_of(16);
         let row_tasks: usize = layer.parts.iter().map(|p| p.weight.rows().div_ceil(row_step)).sum();
         let m_tasks = (threads * 4).div_ceil(row_tasks).min(m / 48).max(1);
         let m_step = m.div_ceil(m_tasks);
@@ -281,12 +262,16 @@ impl Plan {
     /// Runs a task of a layer whose activation rows begin at `first`.
     fn run(&self, layer: &CpuLinear, call: &Call<'_>, first: usize, task: usize) {
         let Some((part, rows, m)) = self.task(layer, task) else { return };
-        let Call { vectors, x, xs, out, outs, quantised } = *call;
+        let Call { vectors, x, xs, out, outs, converted } = *call;
         let m = first + m.start..first + m.end;
         let job = Job { x, xs, out, outs, k: layer.k, m, column: part.first, bias: part.bias.as_deref() };
-        match (&part.packed, quantised) {
-            (Some((w, format)), Some(x)) => entry::integers(vectors, &job, x, (w, *format), rows),
-            _ => entry::floats(vectors, &job, &part.weight, rows),
+        match &part.packed {
+            Packed::Integers(w, format) => {
+                entry::integers(vectors, &job, &converted.integers, (w, *format), rows);
+            }
+            #[cfg(target_arch = "x86_64")]
+            Packed::Bf16(w, products) => bf16::multiply(*products, &job, &converted.bf16, w, rows),
+            Packed::No => entry::floats(vectors, &job, &part.weight, rows),
         }
     }
 

@@ -48,10 +48,10 @@ impl Runs {
             tasks += plan.tasks();
             self.0.push(Run { layer, first: run[0] as usize, plan, tasks });
         }
-        let packed = layers.iter().any(CpuLinear::is_packed);
+        let packed = layers.iter().flat_map(CpuLinear::packed);
         let out = SharedMut::new(out);
-        with_activations(cx, packed, x, xs, &|quantised| {
-            let call = Call { vectors: Vectors::of(cx.isa()), x, xs, out, outs, quantised };
+        with_activations(cx, packed, x, xs, |converted| {
+            let call = Call { vectors: Vectors::of(cx.isa()), x, xs, out, outs, converted };
             pool.run(tasks, &|task, _| {
                 let at = self.0.partition_point(|run| run.tasks <= task);
                 let run = &self.0[at];

@@ -474,3 +474,64 @@ fn what_does_not_fit_is_refused() {
     let mut out = [0f32; 4];
     assert!(cx.linear(&*layer, x, TensorMut::from_host(&mut out, &[1, 4]).unwrap()).is_err());
 }
+
+/// The levels that multiply bfloat16.
+#[cfg(target_arch = "x86_64")]
+fn bf16_levels() -> impl Iterator<Item = Isa> {
+    Isa::available().iter().copied().filter(|i| matches!(i, Isa::Avx512Bf16 | Isa::Amx))
+}
+
+/// A bfloat16 weight's rows, and activations that are bfloat16 already, as bits.
+#[cfg(target_arch = "x86_64")]
+fn bf16_bits(w: &Weight, x: &[f32]) -> (Vec<u16>, Vec<u16>) {
+    let w = w.bytes().as_slice().as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+    (w, x.iter().map(|x| half::bf16::from_f32(*x).to_bits()).collect())
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn products_of_bfloat16_are_those_of_rounded_activations() {
+    for &k in row_lengths(WeightType::BF16) {
+        let (m, n) = (35, 53);
+        let (w, x) = (weight(WeightType::BF16, n, k, 1), activations(m, k, 2));
+        let rounded: Vec<f32> = x.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+        let exact = exact(&w, &rounded, m);
+        for isa in bf16_levels() {
+            let out = run(&cx(1, isa), vec![part(&w, None)], None, &x, m);
+            for (i, (o, (e, magnitude))) in out.iter().zip(&exact).enumerate() {
+                assert!((f64::from(*o) - e).abs() <= 1e-6 * magnitude + 1e-30, "{k} {isa} {i}: {o} {e}");
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn tiles_sum_in_the_order_that_is_promised() {
+    use crate::kernels::amx::model::long_dot;
+    if !Isa::available().contains(&Isa::Amx) {
+        return;
+    }
+    for (m, n, k) in [(1, 16, 32), (3, 5, 100), (33, 40, 70), (64, 33, 257)] {
+        let (w, x) = (weight(WeightType::BF16, n, k, 3), activations(m, k, 4));
+        let (rows, columns) = bf16_bits(&w, &x);
+        let bias: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let out = run(&cx(2, Isa::Amx), vec![part(&w, Some(&bias))], None, &x, m);
+        for (i, o) in out.iter().enumerate() {
+            let sum = long_dot(&columns[i / n * k..][..k], &rows[i % n * k..][..k]);
+            assert_eq!(*o, sum + bias[i % n], "{m} {n} {k}: {i}");
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn packed_bfloat16_costs_its_padding_and_is_counted() {
+    for isa in bf16_levels() {
+        let layer =
+            |w: &Weight, compute| cx(2, isa).load_linear(vec![part(w, None)], compute).unwrap().bytes();
+        assert_eq!(layer(&weight(WeightType::BF16, 1600, 512, 1), None), 1600 * 512 * 2);
+        assert_eq!(layer(&weight(WeightType::BF16, 17, 33, 1), None), 32 * 64 * 2);
+        assert_eq!(layer(&weight(WeightType::BF16, 1600, 512, 1), Some(DType::F32)), 0);
+    }
+}

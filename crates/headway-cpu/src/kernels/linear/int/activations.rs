@@ -79,7 +79,7 @@ fn quantise_row(isa: Isa, x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32])
         fn avx2(x: &[f32], q: &mut [i8], d: &mut [f32], s: &mut [f32]) {
             row(x, q, d, s);
         }
-        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16) {
+        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) {
             // SAFETY: an `Isa` of this level is only made where the processor has its features.
             return unsafe { avx2(x, q, d, s) };
         }

@@ -3,7 +3,10 @@
 //! Lives as long as the layer. While it is made, the file's pages are given back as they are read, so
 //! that the weight is in memory once.
 
-use super::{ROWS, layout};
+use super::{
+    super::lines::{self, Line},
+    ROWS, layout,
+};
 use crate::{CpuExec, Isa, pool::SharedMut};
 use headway_tensor::Weight;
 use layout::Layout;
@@ -18,21 +21,12 @@ pub(in super::super) struct Packed {
     group: usize,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-// SAFETY: 64 bytes without padding, of which every pattern is valid.
-unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for Line {}
-
 impl Packed {
     /// The weight, of format `L`, with its number of rows rounded up to whole groups.
     pub(in super::super) fn new<L: Layout>(cx: &CpuExec, weight: &Weight) -> Self {
         let (rows, row_bytes) = (weight.rows(), weight.row_bytes());
         let group = weight.cols() / L::BLOCK_ELEMS * L::UNIT;
-        let mut lines = bytemuck::zeroed_vec::<Line>((rows.div_ceil(ROWS) * group).div_ceil(64));
+        let mut lines = lines::zeroed(rows.div_ceil(ROWS) * group);
         let out = SharedMut::new(bytemuck::cast_slice_mut(&mut lines));
         let step = (TASK_BYTES / row_bytes).next_multiple_of(ROWS).max(ROWS);
         cx.pool().run(rows.div_ceil(step), &|task, _| {
@@ -70,7 +64,7 @@ fn pack_rows<L: Layout>(isa: Isa, rows: &[u8], row_bytes: usize, out: &mut [u8])
         fn avx2<L: Layout>(rows: &[u8], row_bytes: usize, out: &mut [u8]) {
             layout::pack::<L>(rows, row_bytes, out);
         }
-        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16) {
+        if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) {
             // SAFETY: an `Isa` of this level is only made where the processor has its features.
             return unsafe { avx2::<L>(rows, row_bytes, out) };
         }

@@ -1,8 +1,8 @@
 //! The form in which a layer's weights are multiplied, and the activations in the forms that those want.
 
-use super::{entry, int};
 #[cfg(target_arch = "x86_64")]
 use super::bf16;
+use super::{entry, int};
 use crate::{CpuExec, kernels::elementwise::rows::Rows};
 use headway_tensor::{DType, Weight, WeightType, quant::QuantFormat};
 use std::cell::RefCell;

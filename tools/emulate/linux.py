@@ -16,6 +16,7 @@ from machine import FAULT, HALTED, QUANTUM
 
 PAGE = 4096
 QUANTUM_LENGTH = 200_000
+# What xsave writes, and below its end eight bytes of stack.
 XSAVE_SIZE = 4096
 CLONE_SETTLS, CLONE_PARENT_SETTID, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x80000, 0x100000, 0x200000, 0x1000000
 XTILEDATA = 18
@@ -55,10 +56,11 @@ class Linux:
 
     def _stow(self, t):
         m = self.m
-        t.context = m.registers()
+        registers = m.registers()
         t.tiles = bytes(m.tiles.config) + bytes(m.tiles.data)
-        m.set(rdi=t.xsave, rax=-1, rdx=-1)
+        m.set(rdi=t.xsave, rax=-1, rdx=-1, rsp=t.xsave + XSAVE_SIZE)
         m.stub("save")
+        t.context = (*registers, m.get("rsi"))
 
     def _resume(self, t):
         m = self.m
@@ -295,23 +297,23 @@ class Linux:
 
     # Threads and time.
 
-    def clone(self, flags, stack, parent_tid, child_tid, tls, *_):
-        if not flags & 0x100:  # CLONE_VM
+    def clone(self, asked, stack, parent_tid, child_tid, tls, *_):
+        if not asked & 0x100:  # CLONE_VM
             return -errno.ENOSYS
         t = self._new_thread()
         self._stow(self.thread)
-        registers, pc, eflags, fs = self.thread.context
+        registers, pc, fs, flags = self.thread.context
         ctypes.memmove(self.m.base + t.xsave, self.m.base + self.thread.xsave, XSAVE_SIZE)
         self.m.set_registers(self.thread.context)
         child = list(registers)
         child[0], child[4] = 0, stack
-        t.context = (child, pc, eflags, tls if flags & CLONE_SETTLS else fs)
+        t.context = (child, pc, tls if asked & CLONE_SETTLS else fs, flags)
         t.tiles = bytes(64 + 8192)
-        if flags & CLONE_PARENT_SETTID:
+        if asked & CLONE_PARENT_SETTID:
             self.put(parent_tid, "<I", t.number)
-        if flags & CLONE_CHILD_SETTID:
+        if asked & CLONE_CHILD_SETTID:
             self.put(child_tid, "<I", t.number)
-        if flags & CLONE_CHILD_CLEARTID:
+        if asked & CLONE_CHILD_CLEARTID:
             t.clear_tid = child_tid
         self.ready.append(t)
         return t.number

@@ -31,7 +31,7 @@ STUBS = {
     "syscall": (0x00, "f4"),  # hlt
     "xsetbv": (0x10, "0f01d1 f4"),  # xsetbv; hlt
     "cpuid": (0x18, "0fa2 f4"),  # cpuid; hlt
-    "save": (0x20, "480fae27 f4"),  # xsave64 [rdi]; hlt
+    "save": (0x20, "9c5e 480fae27 f4"),  # pushfq; pop rsi; xsave64 [rdi]; hlt
     "restore": (0x30, "480fae2f f4"),  # xrstor64 [rdi]; hlt
 }
 
@@ -176,12 +176,12 @@ class Machine:
         self.lib.cpu_set_seg(0, FS, 1, 0x18, base, 0xFFFFFFFF, 0xC093)
 
     def registers(self):
-        """All that a thread's context holds, but for what `xsave` writes."""
+        """The general registers, the program counter and fs. Flags are computed lazily: `save` leaves them in rsi."""
         lib = self.lib
-        return [lib.cpu_get_reg64(0, i) for i in range(16)], lib.cpu_get_pc(0), lib.cpu_get_eflags(0), self.fs_base
+        return [lib.cpu_get_reg64(0, i) for i in range(16)], lib.cpu_get_pc(0), self.fs_base
 
     def set_registers(self, context):
-        registers, pc, flags, fs = context
+        registers, pc, fs, flags = context
         for i, value in enumerate(registers):
             self.lib.cpu_set_reg64(0, i, value)
         self.lib.cpu_set_eflags(0, flags)

@@ -20,7 +20,7 @@ mod simd;
 
 use crate::{CpuExec, Isa, kernels::elementwise::rows::Rows, pool::SharedMut};
 use form::{Activations, Packed, with_activations};
-use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight};
+use headway_tensor::{DType, Linear, LinearPart, Result, TensorError, Weight, WeightType};
 use std::ops::Range;
 
 /// A linear layer: one or more weights with the same input, stacked along the output.
@@ -93,7 +93,7 @@ impl CpuLinear {
             return Err(unsupported(format!("weight '{}' as a dense matrix", weight.name())));
         }
         let (k, n) = (weight.cols(), weight.rows());
-        Ok(Self { parts: vec![Part { weight, packed: None, bias: None, first: 0 }], k, n })
+        Ok(Self { parts: vec![Part { weight, packed: Packed::No, bias: None, first: 0 }], k, n })
     }
 
     /// Output columns as a dense weight of their own, `[columns, in_features]`: in the type of the file, sharing its

@@ -241,7 +241,8 @@ class Linux:
 
     def openat(self, _, path, flags, *__):
         name = os.path.normpath(self.text(path).decode())
-        if flags & 3 or name.startswith(("/proc", "/sys", "/dev", "/etc")):
+        random = name in ("/dev/random", "/dev/urandom")
+        if flags & 3 or name.startswith(("/proc", "/sys", "/dev", "/etc")) and not random:
             return -errno.ENOENT
         fd = os.open(name, os.O_RDONLY)
         self.files[fd] = fd
@@ -292,8 +293,9 @@ class Linux:
 
     def poll(self, at, count, *_):
         for i in range(count):
-            self.put(at + 8 * i + 6, "<H", 0)
-        return 0
+            wanted, = struct.unpack("<H", self.m.memory[at + 8 * i + 4:at + 8 * i + 6])
+            self.put(at + 8 * i + 6, "<H", wanted & 1)
+        return count
 
     # Threads and time.
 

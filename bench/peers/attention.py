@@ -99,7 +99,7 @@ def measure(options, case, heads, dtype, ours, peers, banned):
     prepared = peers.ask(ask, PREPARE_LIMIT)
     samples = {name: [] for name in ["headway", *prepared["peers"]]}
     line = f"{case['id']} {heads['id']} {dtype}"
-    before, ours_before = clock(ours, peers)
+    meanwhile = link.Meanwhile([ours, peers])
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     wanted = dict.fromkeys(samples, rounds)
     for round_ in range(rounds):
@@ -121,14 +121,7 @@ def measure(options, case, heads, dtype, ours, peers, banned):
             for name, (first,) in samples.items():
                 slow = first["ms"] > FAR * quickest or first["ms"] > 300
                 wanted[name] = min(rounds, 3 if slow else 5 if first["ms"] > 100 else rounds)
-    after, ours_after = clock(ours, peers)
-    others = max(0.0, (after[1] - before[1] - ours_after + ours_before) / (after[0] - before[0]))
-    return samples, prepared["left_out"], others
-
-
-def clock(*links):
-    own = time.process_time()
-    return (time.monotonic(), link.cpu_seconds()), own + sum(link.tree_seconds(x.process.pid) for x in links)
+    return samples, prepared["left_out"], meanwhile.cores()
 
 
 def summarise(case, heads, dtype, threads, found, others):

@@ -68,7 +68,7 @@ class Headway:
     """A fresh process a measurement: `bench engine`, which loads, warms up, and times without loading."""
 
     def __init__(self, options, model, vocab):
-        self.options, self.model, self.vocab = options, model, vocab
+        self.options, self.model, self.vocab, self.child = options, model, vocab, None
         self.environment = environment.child_environment(options.threads)
 
     def run(self, *arguments):
@@ -174,25 +174,34 @@ def measure(options, name, kind, vocab, ours, llama, vllm, notes, log):
         for _ in range(1 if options.quick else ROUNDS):
             for peer in list(engines):
                 try:
+                    meanwhile = link.Meanwhile([e.child for e in engines.values() if e.child])
                     rounds.setdefault(peer, []).append(engines[peer].round(16 if options.quick else options.output_len))
+                    rounds[peer][-1]["others_cpu"] = meanwhile.cores()
                     log(f"{label}: {peer} " + ", ".join(f"{k} {v:.4g}" for k, v in rounds[peer][-1].items()))
                 except link.Died as e:
                     if peer == "headway":
                         raise
                     notes[f"{peer} {label}"] = str(e)
                     engines.pop(peer).end()
-        tokens = {peer: engine.greedy() for peer, engine in engines.items()}
+        tokens = {}
+        for peer, engine in engines.items():
+            try:
+                tokens[peer] = engine.greedy()
+            except link.Died as e:
+                notes[f"{peer} {label}"] = str(e)
     finally:
         for engine in engines.values():
             engine.end()
-    return [line(name, kind, peer, rounds[peer], tokens) for peer in tokens if peer in rounds]
+    return [line(name, kind, peer, rounds[peer], tokens) for peer in engines if rounds.get(peer)]
 
 
 def line(name, kind, peer, rounds, tokens):
-    figures = {}
-    for key in rounds[0]:
+    figures = {"others_cpu": max(r["others_cpu"] for r in rounds)}
+    for key in rounds[0].keys() - figures.keys():
         values = [r[key] for r in rounds]
         figures[key] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    same = next((i for i, (a, b) in enumerate(zip(tokens["headway"], tokens[peer])) if a != b), min(len(tokens["headway"]), len(tokens[peer])))
-    equal = {} if peer == "headway" else {"same_tokens": same, "greedy_tokens": GREEDY}
+    equal = {}
+    if peer != "headway" and {peer, "headway"} <= tokens.keys():
+        pairs = list(zip(tokens["headway"], tokens[peer]))
+        equal = {"same_tokens": next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs)), "greedy_tokens": GREEDY}
     return {"bench": "engine", "peer": peer, "model": name, "weights": kind, "rounds": len(rounds), **figures, **equal}

@@ -20,7 +20,7 @@ class Link:
         self.name, self.cpus = name, cpus
         self.started = time.monotonic()
         self.log = open(log_file, "ab")
-        self.log_file = log_file
+        self.log_file, self.ended = log_file, False
         self.process = subprocess.Popen(
             [str(c) for c in command],
             stdin=subprocess.PIPE,
@@ -81,7 +81,10 @@ class Link:
         return sum(_status(p, "VmHWM") for p in tree(self.process.pid)) / 1024
 
     def end(self):
-        """Asks it to end by closing its input, then ends its process group."""
+        """Asks it to end by closing its input, then ends its process group; once."""
+        if self.ended:
+            return
+        self.ended = True
         if self.process.stdin and not self.process.stdin.closed:
             try:
                 self.process.stdin.close()
@@ -133,6 +136,23 @@ def cpu_seconds():
     """Processor time that the whole machine has used, in seconds."""
     v = [int(x) for x in open("/proc/stat").readline().split()[1:9]]
     return (sum(v) - v[3] - v[4]) / os.sysconf("SC_CLK_TCK")
+
+
+class Meanwhile:
+    """How many cores processes that aren't ours used since this was made."""
+
+    def __init__(self, links):
+        self.links = links
+        self.start = self._now()
+
+    def _now(self):
+        mine = os.times()
+        ours = mine.user + mine.system + mine.children_user + mine.children_system
+        return time.monotonic(), cpu_seconds(), ours + sum(tree_seconds(x.process.pid) for x in self.links)
+
+    def cores(self):
+        wall, all_, ours = (b - a for a, b in zip(self.start, self._now()))
+        return max(0.0, (all_ - ours) / wall)
 
 
 def tree_seconds(pid):

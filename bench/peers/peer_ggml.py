@@ -125,7 +125,9 @@ class Peer:
 
     def __init__(self, pool, threads):
         self.ggml, self.pool, self.threads, self.made = Ggml(), pool, threads, []
-        self.version = environment.LLAMA
+        self.version = environment.LLAMA.split("==")[1]
+        if environment.level() not in ("avx2", "other") and not self.ggml.lib.ggml_cpu_has_avx512():
+            self.version += " (a build for AVX2, less than this CPU has)"
 
     def release(self):
         for f in self.made:

@@ -1,12 +1,16 @@
 """`run.py --self-test`: tables and plot of made-up numbers. No peers, only the standard library."""
 
+import os
 import pathlib
+import sys
 import tempfile
 import xml.etree.ElementTree as ET
 
 import attention
 import cases
+import engine
 import environment
+import link
 import report
 
 
@@ -21,18 +25,32 @@ def made_up():
                 sample = lambda t: [{"ms": t * x, "ceiling": 40.0, "block": 16, "isa": "avx2"} for x in (0.9, 1.0, 1.2)]
                 found = {"headway": sample(ms), "torch-sdpa-gqa": sample(2 * ms), "vllm-vec-32": sample(1.25 * ms)}
                 lines += attention.summarise(case, heads, dtype, 2, found, 0.1)
-    spread = lambda v: {"median": v, "min": v * 0.9, "max": v * 1.1}
-    engine = [
-        {"peer": p, "model": "smollm2", "weights": "bf16", "prefill": spread(v), "decode": spread(v / 4), "peak_mib": spread(1000 / v)}
-        for p, v in (("headway", 400.0), ("llama.cpp", 100.0), ("vllm", 200.0))
-    ]
+    figures = lambda v: {"prefill": v, "decode": v / 4, "peak_mib": 1000 / v, "others_cpu": 0.1}
+    tokens = {"headway": [1, 2, 3], "llama.cpp": [1, 2, 9], "vllm": [1, 2, 3]}
+    rounds = {p: [figures(v), figures(v * 1.1), figures(v * 0.9)] for p, v in (("headway", 400.0), ("llama.cpp", 100.0), ("vllm", 200.0))}
+    engines = [engine.line("smollm2", "bf16", p, r, tokens) for p, r in rounds.items()]
     fixed = {"quick": False, "threads": 2, "cpu": "a <CPU> & more", "level": "avx2", "kernel": "1", "date": "2000-01-01", "minutes": 1.0}
-    return {"attention": lines, "engine": engine, "notes": {"vllm": "not here"}, "versions": {"torch": "1"}, **fixed}
+    return {"attention": lines, "engine": engines, "notes": {"vllm": "not here"}, "versions": {"torch": "1"}, **fixed}
 
 
 def check(what, holds):
     if not holds:
         raise SystemExit(f"self-test: {what}")
+
+
+def children(folder):
+    """A child that answers, and one that doesn't."""
+    talk = "import sys\nfor line in sys.stdin:\n    if 'answer' in line: print('{\"got\": 1}', flush=True)"
+    cpus = sorted(os.sched_getaffinity(0))[:1]
+    child = link.Link("child", [sys.executable, "-c", talk], dict(os.environ), cpus, folder / "log")
+    check("a child answers", child.ask("answer", 20) == {"got": 1})
+    check("its memory is seen", child.peak_mib() > 1)
+    try:
+        child.ask("nothing", 0.2)
+        check("a silent child is an error", False)
+    except link.Died as e:
+        check("the error says so", "no answer within 0.2 s" in str(e))
+    check("a silent child is ended", child.process.poll() is not None)
 
 
 def run():
@@ -49,9 +67,10 @@ def run():
     check("ratios to the best peer", len(ratios) == 126 and all(abs(r - 1.25) < 1e-9 for r in ratios))
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder)
+        children(out)
         report.write(data, out)
         table = (out / "table.md").read_text()
-        for row in ("| decode, bf16 | 36 | 1.25 | 1.25 | 1.25 | 0.95 | yes |", "| mixed, bf16 | 3 | 1.25 | 1.30 | 1.25 |  | no |", "| 2.00 | 1.2 |"):
+        for row in ("| decode, bf16 | 36 | 1.25 | 1.25 | 1.25 | 0.95 | yes |", "| mixed, bf16 | 3 | 1.25 | 1.30 | 1.25 |  | no |", "| 2.00 | 1.2 |", "llama.cpp 2 of 16, vllm 3 of 16"):
             check(f"the table has {row!r}", row in table)
         widths = [len(line.split("|")) for line in table.splitlines() if line.startswith("|")]
         check("each row is as wide as its table", all(w >= 8 for w in widths))

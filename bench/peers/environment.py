@@ -5,6 +5,7 @@ Everything comes from PyPI with the versions below. Nothing outside target/peers
 import hashlib
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import venv
@@ -30,13 +31,18 @@ def install(log):
     marker = HOME / "installed"
     if marker.is_file() and marker.read_text() == wanted.hexdigest() and PYTHON.exists():
         return
+    if not (3, 11) <= sys.version_info < (3, 14) or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise SystemExit("run.py: the peers' wheels are for Linux on x86-64 and Python 3.11 to 3.13")
     log(f"installing {TORCH}, {VLLM} and {LLAMA} into {HOME / 'venv'} (about 6 GB on disk, several minutes)")
     HOME.mkdir(parents=True, exist_ok=True)
     if not PYTHON.exists():
         venv.create(HOME / "venv", with_pip=True)
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
     for packages in ([TORCH], ["--no-deps", "--only-binary", ":all:", "-r", str(requirements), VLLM, LLAMA]):
-        subprocess.run(pip + packages, check=True, timeout=3600, stdin=subprocess.DEVNULL)
+        try:
+            subprocess.run(pip + packages, check=True, timeout=3600, stdin=subprocess.DEVNULL)
+        except subprocess.SubprocessError as e:
+            raise SystemExit(f"run.py: pip could not install {packages[0] if packages[0] == TORCH else 'the peers'} into {HOME / 'venv'}: {e}") from None
     marker.write_text(wanted.hexdigest())
 
 

@@ -7,7 +7,7 @@
 //! the processor gave this thread, which other programs do not distort. Weights are read from 64 MiB or
 //! more, so that no cache holds them. Not a test: it asserts nothing.
 
-use headway_cpu::{CpuExec, CpuOptions, Pool, kernels::ceiling};
+use headway_cpu::{CpuExec, CpuOptions, kernels::ceiling};
 use headway_tensor::{
     Linear, LinearPart, Ops, SharedBytes, TensorMut, TensorRef, Weight, WeightType, quant::QuantFormat,
 };
@@ -29,7 +29,11 @@ fn main() -> Result<(), Error> {
     for threads in list("--threads", "1,2")? {
         let cx = CpuExec::new(CpuOptions { threads: Some(threads), ..Default::default() })?;
         let (read, fma) = (read_ceiling(&cx), fma_ceiling(&cx));
-        println!("{threads} threads, {}: an empty region takes {:.0} ns", cx.isa(), empty_region(cx.pool()));
+        println!(
+            "{threads} threads, {}: an empty region takes {:.0} ns",
+            cx.isa(),
+            ceiling::empty_region(cx.pool()) * 1e9
+        );
         println!("ceilings: reads {} GB/s, float32 multiply-adds {} GFLOP/s", read.show(), fma.show());
         for m in list("--tokens", "1,512")? {
             for dtype in types().filter(|t| wanted.as_ref().is_none_or(|w| w == t.name())) {
@@ -96,23 +100,11 @@ fn rates(amount: f64, threads: usize, mut f: impl FnMut()) -> Rates {
     }
 }
 
-fn empty_region(pool: &Pool) -> f64 {
-    let mut times: Vec<f64> = (0..100)
-        .map(|_| {
-            let start = Instant::now();
-            (0..1000).for_each(|_| pool.run(pool.threads(), &|task, _| _ = black_box(task)));
-            start.elapsed().as_nanos() as f64 / 1000.0
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[50]
-}
-
 fn read_ceiling(cx: &CpuExec) -> Rates {
-    let data: Vec<u64> = (0..(4 * WORKING_SET / 8) as u64).collect();
-    rates((data.len() * 8) as f64, cx.pool().threads(), || {
-        cx.pool().run(data.len() >> 15, &|task, _| {
-            black_box(ceiling::read(cx.isa(), &data[task << 15..(task + 1) << 15]));
+    let data: Vec<u8> = (0..4 * WORKING_SET).map(|i| i as u8).collect();
+    rates(data.len() as f64, cx.pool().threads(), || {
+        cx.pool().run(data.len() >> 18, &|task, _| {
+            black_box(ceiling::read(cx.isa(), &data[task << 18..(task + 1) << 18]));
         });
     })
 }

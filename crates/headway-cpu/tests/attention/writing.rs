@@ -40,9 +40,10 @@ fn write(l: &Layer, cache: &mut Cache, k: &Act, v: &Act, slots: Vec<i64>, rows: 
 fn at(l: &Layer, cache: &Cache, slot: usize, head: usize, value: bool, d: usize) -> f32 {
     let (b, t) = (slot / l.block_size, slot % l.block_size);
     let tile = head * l.block_size * (l.size + l.size_v);
+    let u = if l.cache == DType::BF16 { 2 } else { 1 };
     let element = match value {
-        false => tile + (t / 16 * l.size + d) * 16 + t % 16,
-        true => tile + l.block_size * l.size + t * l.size_v + d,
+        false => tile + ((t / 16 * l.size / u + d / u) * 16 + t % 16) * u + d % u,
+        true => tile + l.block_size * l.size + (t / u * l.size_v + d) * u + t % u,
     };
     read(l.cache, &cache.page(b)[element * l.cache.size()..])
 }

@@ -27,7 +27,8 @@ use std::{fmt, str::FromStr};
 /// long they are, and, where the layout is [block-contiguous](Self::is_block_contiguous), where in a page each
 /// head's region begins. Inside the smallest of these regions a kernel may store keys and values in any order of
 /// the same size. `CPU_ATTN` does: in the region of a block and head all keys come first, 16 tokens side by side
-/// (`[block_size / 16, head_size, 16]`), then all values (`[block_size, head_size_v]`).
+/// (`[block_size / 16, head_size, 16]`), then all values (`[block_size, head_size_v]`); in bfloat16 pairs of
+/// channels, and for values pairs of tokens, lie innermost.
 ///
 /// [`AttentionSpec::state_content_size_bytes`]: crate::AttentionSpec::state_content_size_bytes
 /// [`AttentionSpec::cache_format`]: crate::AttentionSpec::cache_format

@@ -188,7 +188,15 @@ impl AttentionImpl for CpuAttnLayer {
         }
         let cache = self.layout(kv)?;
         let bytes = kv.host_bytes()?;
-        write_kv(cx.pool(), &self.shape, (x.k, self.k_scale), (x.v, self.v_scale), slots, &cache, bytes)
+        write_kv(
+            (cx.pool(), cx.isa()),
+            &self.shape,
+            (x.k, self.k_scale),
+            (x.v, self.v_scale),
+            slots,
+            &cache,
+            bytes,
+        )
     }
 
     fn forward(

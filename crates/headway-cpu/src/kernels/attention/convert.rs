@@ -2,7 +2,7 @@
 
 use super::{
     elem::{Elem, load_activation, store_activation},
-    lanes::{Lanes, Turn},
+    lanes::{LINE, Lanes, Turn, prefetch},
     micro::{GROUP, TILE},
 };
 use headway_tensor::DType;
@@ -51,39 +51,67 @@ pub(super) unsafe fn write_row<L: Lanes>(
     }
 }
 
-/// `n` elements of a cache, a multiple of 16, as float32.
+/// A group of keys as float32, `[head_size, GROUP]`; the group at `ahead` will be needed next.
 ///
 /// # Safety
-/// The instruction set of `L`; `n` elements on both sides.
+/// The instruction set of `L`; a group of keys at `from`, room for as many float32 at `to`.
 #[inline(always)]
-pub(super) unsafe fn widen<L: Lanes, E: Elem>(from: *const u8, to: *mut f32, n: usize) {
+pub(super) unsafe fn widen_keys<L: Lanes, E: Elem>(
+    from: *const u8,
+    ahead: *const u8,
+    to: *mut f32,
+    head_size: usize,
+) {
     // SAFETY: as the caller has promised.
     unsafe {
-        for i in (0..n).step_by(L::N) {
-            E::load::<L>(from.add(i * E::SIZE)).store(to.add(i).cast());
+        for d in (0..head_size).step_by(E::UNIT) {
+            let at = d * GROUP * E::SIZE;
+            if at.is_multiple_of(LINE) {
+                prefetch(ahead.wrapping_add(at));
+            }
+            for j in (0..GROUP).step_by(L::N) {
+                let keys = E::load_units::<L>(from.add(at + j * E::UNIT_SIZE));
+                for u in 0..E::UNIT {
+                    keys[u].store(to.add((d + u) * GROUP + j).cast());
+                }
+            }
         }
     }
 }
 
-/// The values of one token, `width` of them (a multiple of 8), as float32 into panels of 16 columns: 16
-/// columns of a tile's tokens lie together.
+/// The values of a unit of tokens, `width` columns (a multiple of 8), as float32 into panels of 16
+/// columns: 16 columns of a tile's tokens lie together. The unit at `ahead` will be needed next.
 ///
 /// # Safety
-/// The instruction set of `L`; `width` elements at `from`; panels of [`TILE`] tokens at `to`, which is
-/// the token's place in the first.
+/// The instruction set of `L`; `width` columns at `from`; panels of [`TILE`] tokens at `to`, which is
+/// the first token's place in the first.
 #[inline(always)]
-pub(super) unsafe fn widen_panels<L: Lanes, E: Elem>(from: *const u8, to: *mut f32, width: usize) {
+pub(super) unsafe fn widen_panels<L: Lanes, E: Elem>(
+    from: *const u8,
+    ahead: *const u8,
+    to: *mut f32,
+    width: usize,
+) {
     // SAFETY: as the caller has promised.
     unsafe {
+        for line in (0..width * E::UNIT_SIZE).step_by(LINE) {
+            prefetch(ahead.wrapping_add(line));
+        }
         let mut c = 0;
         while c + 16 <= width {
             for j in (0..16).step_by(L::N) {
-                E::load::<L>(from.add((c + j) * E::SIZE)).store(to.add(c * TILE + j).cast());
+                let values = E::load_units::<L>(from.add((c + j) * E::UNIT_SIZE));
+                for u in 0..E::UNIT {
+                    values[u].store(to.add(c * TILE + u * 16 + j).cast());
+                }
             }
             c += 16;
         }
         if c < width {
-            E::load::<L::Narrow>(from.add(c * E::SIZE)).store(to.add(c * TILE).cast());
+            let values = E::load_units::<L::Narrow>(from.add(c * E::UNIT_SIZE));
+            for u in 0..E::UNIT {
+                values[u].store(to.add(c * TILE + u * 16).cast());
+            }
         }
     }
 }

@@ -3,20 +3,31 @@
 use super::lanes::Lanes;
 use headway_tensor::DType;
 
-/// An element type that lanes can be loaded from.
+/// An element type of a cache. Elements lie in units: single ones, or pairs of neighbours (see the
+/// layout of a page in the [parent](super)).
 pub(super) trait Elem: Copy {
     /// Bytes of one element.
     const SIZE: usize;
+    /// Elements of a unit: 1 or 2.
+    const UNIT: usize = 1;
+    /// Bytes of a unit.
+    const UNIT_SIZE: usize = Self::SIZE * Self::UNIT;
     /// Whether this is float32: then a copy in float32 is no gain.
     const IS_F32: bool = false;
     /// Most rows for which elements are converted in registers as they are read, each time they are
     /// read; with more rows, and for types whose conversion costs more, a tile is converted once.
     const DIRECT_ROWS: usize;
-    /// Reads `L::N` elements.
+    /// Reads `L::N` elements side by side, as rows of latents have them.
     ///
     /// # Safety
     /// The instruction set of `L`; that many elements at `p`.
     unsafe fn load<L: Lanes>(p: *const u8) -> L;
+    /// Reads `L::N` units: their first elements, and their second ones (those of single elements are
+    /// the first again).
+    ///
+    /// # Safety
+    /// The instruction set of `L`; that many units at `p`.
+    unsafe fn load_units<L: Lanes>(p: *const u8) -> [L; 2];
 }
 
 macro_rules! elems {
@@ -33,6 +44,14 @@ macro_rules! elems {
                 // SAFETY: as the trait demands.
                 unsafe { L::$load(p) }
             }
+            #[inline(always)]
+            unsafe fn load_units<L: Lanes>(p: *const u8) -> [L; 2] {
+                // SAFETY: as the trait demands.
+                unsafe {
+                    let x = L::$load(p);
+                    [x, x]
+                }
+            }
         }
     )* };
 }
@@ -41,12 +60,37 @@ elems! {
     F32, 4, true, 8, load;
     /// binary16.
     F16, 2, false, 8, load_f16;
-    /// bfloat16.
-    Bf16, 2, false, 8, load_bf16;
     /// 8-bit float, 4 exponent bits.
     E4m3, 1, false, 0, load_e4m3;
     /// 8-bit float, 5 exponent bits.
     E5m2, 1, false, 0, load_e5m2;
+}
+
+/// bfloat16, in pairs: a shift and a mask widen both elements of a pair.
+#[derive(Clone, Copy)]
+pub(super) struct Bf16;
+impl Elem for Bf16 {
+    const SIZE: usize = 2;
+    const UNIT: usize = 2;
+    const DIRECT_ROWS: usize = 8;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8) -> L {
+        // SAFETY: as the trait demands.
+        unsafe { L::load_bf16(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_units<L: Lanes>(p: *const u8) -> [L; 2] {
+        // SAFETY: as the trait demands.
+        unsafe { L::load_bf16_pairs(p) }
+    }
+}
+
+/// Elements of a unit in a cache of this type: [`Elem::UNIT`].
+pub(super) const fn unit(cache: DType) -> usize {
+    match cache {
+        DType::BF16 => Bf16::UNIT,
+        _ => 1,
+    }
 }
 
 /// Loads from one of the activation dtypes (float32, binary16, bfloat16).

@@ -1,4 +1,4 @@
-//! The kernel for an instruction set and a cache's element type, picked once a call.
+//! The kernels for an instruction set and a cache's element type, picked once a call.
 
 #[cfg(target_arch = "x86_64")]
 use super::level::{Avx2Level, Avx512Level};
@@ -7,6 +7,7 @@ use super::{
     item::process,
     job::{Job, Work},
     level::{Level, PortableLevel},
+    pack::Tokens,
 };
 use crate::Isa;
 use headway_tensor::DType;
@@ -34,5 +35,27 @@ pub(super) fn kernel(isa: Isa, cache: DType) -> Option<Run> {
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => of_level::<Avx512Level>(cache),
         // Neon has no lanes of its own: the portable ones compile to it.
         _ => of_level::<PortableLevel>(cache),
+    }
+}
+
+/// What puts rows into a page. Safety: as in [`pack`](super::pack), on a machine with the level.
+#[derive(Clone, Copy)]
+pub(super) struct Pack {
+    pub(super) keys_of_four: unsafe fn(Tokens, usize, *mut u8),
+    pub(super) pairs: unsafe fn(Tokens, bool, usize, *mut u8),
+}
+
+fn pack_of<A: Level>() -> Pack {
+    Pack { keys_of_four: A::keys_of_four, pairs: A::pairs }
+}
+
+/// The packing of a level.
+pub(super) fn pack(isa: Isa) -> Pack {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => pack_of::<Avx2Level>(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 => pack_of::<Avx512Level>(),
+        _ => pack_of::<PortableLevel>(),
     }
 }

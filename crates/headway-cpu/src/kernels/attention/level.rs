@@ -12,6 +12,7 @@ use super::{
     lanes::{Lanes, Portable},
     merge::{self, Partial},
     micro::{self, Values},
+    pack::{self, Tokens},
     soften::{self, Scores},
 };
 use headway_tensor::DType;
@@ -27,6 +28,7 @@ pub(super) trait Level: Copy {
     unsafe fn scores<E: Elem, const M: usize, const G: usize>(
         q: *const f32,
         k: *const *const u8,
+        ahead: *const *const u8,
         head_size: usize,
         s: *mut f32,
     );
@@ -50,10 +52,10 @@ pub(super) trait Level: Copy {
     unsafe fn read_row(dtype: DType, from: *const u8, to: *mut f32, width: usize, factor: f32);
     /// [`convert::write_row`].
     unsafe fn write_row(dtype: DType, from: *const f32, to: *mut u8, width: usize, factor: f32);
-    /// [`convert::widen`].
-    unsafe fn widen<E: Elem>(from: *const u8, to: *mut f32, n: usize);
+    /// [`convert::widen_keys`].
+    unsafe fn widen_keys<E: Elem>(from: *const u8, ahead: *const u8, to: *mut f32, head_size: usize);
     /// [`convert::widen_panels`].
-    unsafe fn widen_panels<E: Elem>(from: *const u8, to: *mut f32, width: usize);
+    unsafe fn widen_panels<E: Elem>(from: *const u8, ahead: *const u8, to: *mut f32, width: usize);
     /// [`convert::turn_latents`].
     unsafe fn turn_latents<E: Elem>(
         rows: *const u8,
@@ -61,6 +63,10 @@ pub(super) trait Level: Copy {
         keys: *mut f32,
         values: *mut f32,
     );
+    /// [`pack::keys_of_four`].
+    unsafe fn keys_of_four(x: Tokens, units: usize, to: *mut u8);
+    /// [`pack::pairs`].
+    unsafe fn pairs(x: Tokens, odd: bool, width: usize, to: *mut u8);
 }
 
 macro_rules! level {
@@ -78,11 +84,12 @@ macro_rules! level {
             unsafe fn scores<E: Elem, const M: usize, const G: usize>(
                 q: *const f32,
                 k: *const *const u8,
+                ahead: *const *const u8,
                 head_size: usize,
                 s: *mut f32,
             ) {
                 // SAFETY: see above.
-                unsafe { micro::scores::<$lanes, E, M, G>(q, k, head_size, s) }
+                unsafe { micro::scores::<$lanes, E, M, G>(q, k, ahead, head_size, s) }
             }
             $(#[$feature])*
             unsafe fn weigh<E: Elem, const M: usize, const V: usize>(
@@ -126,14 +133,24 @@ macro_rules! level {
                 unsafe { convert::write_row::<$lanes>(dtype, from, to, width, factor) }
             }
             $(#[$feature])*
-            unsafe fn widen<E: Elem>(from: *const u8, to: *mut f32, n: usize) {
+            unsafe fn widen_keys<E: Elem>(from: *const u8, ahead: *const u8, to: *mut f32, head_size: usize) {
                 // SAFETY: see above.
-                unsafe { convert::widen::<$lanes, E>(from, to, n) }
+                unsafe { convert::widen_keys::<$lanes, E>(from, ahead, to, head_size) }
             }
             $(#[$feature])*
-            unsafe fn widen_panels<E: Elem>(from: *const u8, to: *mut f32, width: usize) {
+            unsafe fn widen_panels<E: Elem>(from: *const u8, ahead: *const u8, to: *mut f32, width: usize) {
                 // SAFETY: see above.
-                unsafe { convert::widen_panels::<$lanes, E>(from, to, width) }
+                unsafe { convert::widen_panels::<$lanes, E>(from, ahead, to, width) }
+            }
+            $(#[$feature])*
+            unsafe fn keys_of_four(x: Tokens, units: usize, to: *mut u8) {
+                // SAFETY: see above.
+                unsafe { pack::keys_of_four::<$lanes>(x, units, to) }
+            }
+            $(#[$feature])*
+            unsafe fn pairs(x: Tokens, odd: bool, width: usize, to: *mut u8) {
+                // SAFETY: see above.
+                unsafe { pack::pairs(x, odd, width, to) }
             }
             $(#[$feature])*
             unsafe fn turn_latents<E: Elem>(

@@ -5,10 +5,10 @@
 //! exact arithmetic's identity over log-sum-exp, so any number of chunks gives one softmax.
 
 use super::{
-    item::Pass,
     lanes::Lanes,
     level::Level,
     math::exp1,
+    pass::Pass,
     plan::{CHUNK, Split},
     shape::SLOT_VALUES,
 };
@@ -22,21 +22,18 @@ pub(super) struct Partial {
 
 /// The running chunk's result of a row.
 fn chunk_of(p: &Pass<'_>, row: usize) -> Partial {
-    let values = p.at(p.job.layout.acc + row * p.job.shape.head_size_v);
-    Partial { state: p.state(row, 0), values }
+    Partial { state: p.state(row, 0), values: p.acc(row) }
 }
 
 /// The merged chunks' result of a row.
 fn total_of(p: &Pass<'_>, row: usize) -> Partial {
-    let values = p.at(p.job.layout.total + row * p.job.shape.head_size_v);
-    Partial { state: p.state(row, 1), values }
+    Partial { state: p.state(row, 1), values: p.total(row) }
 }
 
 /// The slot of a row and chunk of a split.
 fn slot_of(p: &Pass<'_>, split: &Split, chunk: usize, row: usize) -> Partial {
-    let group = p.job.shape.group();
-    let head = p.heads.0 % group + row % p.heads.1;
-    let row = row / p.heads.1 * group + head;
+    let (token, head) = p.token_and_head(row);
+    let row = (token - p.work.item.q_begin as usize) * p.job.shape.num_heads + head;
     let slot = split.first_slot + (chunk - split.chunk_begin as usize) * split.rows + row;
     let at = p.job.slots.wrapping_add(slot * p.job.shape.slot_floats());
     Partial { state: at, values: at.wrapping_add(SLOT_VALUES) }

@@ -6,9 +6,23 @@
 //!
 //! # Layout of a page
 //! `LBHNC`: block b, key/value head h. Inside one (block, head) first the keys, in groups of 16 tokens
-//! with the token innermost, `[block_size / 16, head_size, 16]`, so that 16 scores grow side by side
-//! without a horizontal sum; then the values, token-major, `[block_size, head_size_v]`. Blocks hold a
-//! multiple of 16 tokens. A page has `block_size · heads · (head_size + head_size_v)` elements.
+//! with the token inside the channel, so that 16 scores grow side by side without a horizontal sum; then
+//! the values, the column inside the token. The cache's element type decides what lies innermost, the
+//! instruction set nothing:
+//!
+//! | cache | keys | values |
+//! |---|---|---|
+//! | float32, float16, 8-bit | `[block_size / 16, head_size, 16]` | `[block_size, head_size_v]` |
+//! | bfloat16 | `[block_size / 16, head_size / 2, 16, 2]`: pairs of channels | `[block_size / 2, head_size_v, 2]`: pairs of tokens |
+//!
+//! So element `d` of the key of token `t` (in the block) is element `((t / 16 · head_size / u + d / u) · 16 +
+//! t % 16) · u + d % u` of the head's part of the page, with u = 2 for bfloat16 and 1 otherwise, and column `c` of
+//! its value element `block_size · head_size + (t / u · head_size_v + c) · u + t % u`. In bfloat16 the two
+//! elements of a sum's next two steps thus share 32 bits: a shift and a mask widen them, and dot-product
+//! instructions on pairs (AVX512-BF16, AMX) take them as they lie, keys as the second factor of q·k and values
+//! as that of weights·v. A token of a pair that was not written yet holds anything, and is never computed with.
+//!
+//! Blocks hold a multiple of 16 tokens. A page has `block_size · heads · (head_size + head_size_v)` elements.
 //!
 //! A latent page ([`Form::Latent`], for MLA) is token-major, `[block_size, rank + rope]`, without padding: all heads
 //! read the row as key, and its first `rank` elements as value. A tile is turned into the two forms above once for all
@@ -16,15 +30,16 @@
 //!
 //! # Bounds
 //! Decode reads every key and value once: the memory's bandwidth, as long as a group's query heads times
-//! two multiply-adds an element keep below the core's rate. Prefill reads a tile into the nearest cache
-//! for up to 96 rows: the rate of multiply-adds. Over latents a decode is bound by multiply-adds too, once a model has
-//! more than about 16 heads: each element that is read takes part in two of them a head.
+//! two multiply-adds an element keep below the core's rate. Blocks lie anywhere, so reading asks for the lines
+//! of the next tile with those of this one (`micro`). Prefill reads a tile into the nearest cache for up to 96
+//! rows: the rate of multiply-adds.
+//! Over latents a decode is bound by multiply-adds too, once a model has more than about 16 heads: each element
+//! that is read takes part in two of them a head.
 //!
 //! # Sameness
 //! A row's bits depend on its query, its keys and values, the layer and the instruction set alone: see
 //! `plan` and `micro`. So batch invariance costs nothing and is always on.
 
-pub mod ceiling;
 mod convert;
 mod elem;
 mod entry;
@@ -36,6 +51,10 @@ mod math;
 mod merge;
 #[expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 mod micro;
+mod narrow;
+mod pack;
+mod pass;
+mod place;
 mod plan;
 mod shape;
 mod soften;

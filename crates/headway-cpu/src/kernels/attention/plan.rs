@@ -50,10 +50,11 @@ pub(super) struct Item {
 /// [`Item::split`] of an item that does all chunks itself.
 pub(super) const WHOLE: u32 = u32::MAX;
 
-/// Items that share rows: each leaves its chunks' partial results, the last merges them.
+/// Items that share rows, with all heads: each leaves its chunks' partial results, the last merges them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Split {
     pub(super) first_slot: usize,
+    /// Tokens x query heads.
     pub(super) rows: usize,
     pub(super) chunk_begin: u32,
     pub(super) chunk_end: u32,
@@ -116,7 +117,7 @@ impl Plan {
         self.items.len()
     }
 
-    /// Number of (rows, head) pairs whose keys are split over several items.
+    /// Number of tiles of rows whose keys are split over several items.
     pub fn num_splits(&self) -> usize {
         self.splits.len()
     }
@@ -200,13 +201,14 @@ impl Plan {
             return self.items.push(Item { cost, ..item });
         }
         let chunks = (tile.chunk_end - tile.chunk_begin) as usize;
-        let rows = (tile.q_end - tile.q_begin) as usize * group;
-        let slots = rows * chunks * shape.num_kv_heads;
-        let fits = self.slots + slots <= shape.slot_rows
-            && self.splits.len() + shape.num_kv_heads <= shape.max_splits();
-        if may_split && chunks > 1 && tile.cost >= 2 * target && fits {
-            let per_part = ((target * chunks as u64 / tile.cost) as usize).clamp(1, chunks);
-            return self.push_split(shape, item, rows, chunks, per_part);
+        let rows = (tile.q_end - tile.q_begin) as usize * group * shape.num_kv_heads;
+        let fits = self.slots + rows * chunks <= shape.slot_rows && self.splits.len() < shape.max_splits();
+        // Heads that walk the keys together read whole blocks (see `item`); others are divided first.
+        let together = rows <= shape.max_rows();
+        if may_split && chunks > 1 && (together || tile.cost >= 2 * target) && fits {
+            let cost = tile.cost * shape.num_kv_heads as u64;
+            let per_part = ((target * chunks as u64 / cost) as usize).clamp(1, chunks);
+            return self.push_split(Item { cost, ..item }, rows, chunks, per_part);
         }
         let heads = (target / tile.cost.max(1)).clamp(1, shape.num_kv_heads as u64) as u32;
         let mut head = 0;
@@ -218,30 +220,22 @@ impl Plan {
         }
     }
 
-    fn push_split(&mut self, shape: &Shape, item: Item, rows: usize, chunks: usize, per_part: usize) {
+    fn push_split(&mut self, item: Item, rows: usize, chunks: usize, per_part: usize) {
         let parts = chunks.div_ceil(per_part) as u32;
-        for head in 0..shape.num_kv_heads as u32 {
-            let split = self.splits.len() as u32;
-            self.splits.push(Split {
-                first_slot: self.slots,
-                rows,
-                chunk_begin: item.chunk_begin,
-                chunk_end: item.chunk_end,
-                parts,
-            });
-            self.slots += rows * chunks;
-            for part in 0..parts {
-                let begin = item.chunk_begin + part * per_part as u32;
-                self.items.push(Item {
-                    head_begin: head,
-                    head_end: head + 1,
-                    chunk_begin: begin,
-                    chunk_end: item.chunk_end.min(begin + per_part as u32),
-                    split,
-                    cost: item.cost / u64::from(parts),
-                    ..item
-                });
-            }
+        let split = self.splits.len() as u32;
+        self.splits.push(Split {
+            first_slot: self.slots,
+            rows,
+            chunk_begin: item.chunk_begin,
+            chunk_end: item.chunk_end,
+            parts,
+        });
+        self.slots += rows * chunks;
+        for part in 0..parts {
+            let chunk_begin = item.chunk_begin + part * per_part as u32;
+            let chunk_end = item.chunk_end.min(chunk_begin + per_part as u32);
+            let cost = item.cost / u64::from(parts);
+            self.items.push(Item { chunk_begin, chunk_end, split, cost, ..item });
         }
     }
 }

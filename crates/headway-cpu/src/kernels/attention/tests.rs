@@ -1,11 +1,7 @@
 //! What can be seen only from inside: that a plan covers everything once and keeps to its room, and
 //! that the kernel writes nothing outside its arrays.
 
-use super::{
-    plan::{Item, WHOLE},
-    shape::GUARD,
-    *,
-};
+use super::{plan::WHOLE, shape::GUARD, *};
 use crate::pool::Pool;
 use headway_tensor::{TensorMut, TensorRef};
 use proptest::prelude::*;
@@ -47,7 +43,7 @@ fn covers_all_once(plan: &Plan, shape: &Shape, window: Option<usize>) {
         assert_eq!(s.first_slot, end);
         end += s.rows * (s.chunk_end - s.chunk_begin) as usize;
         let parts = plan.items().iter().filter(|x| x.split == i as u32);
-        assert_eq!(parts.map(|x: &Item| x.head_end - x.head_begin).sum::<u32>(), s.parts);
+        assert_eq!(parts.count(), s.parts as usize);
     }
     assert!(end <= shape.slot_rows && plan.splits().len() <= shape.max_splits());
     assert!(plan.items().iter().all(|i| i.split == WHOLE || (i.split as usize) < plan.splits().len()));
@@ -86,7 +82,7 @@ fn a_long_decode_is_split_over_threads_and_a_prefill_is_not() {
     let shape = Shape::new(8, 2, 64, 64, 4096).unwrap();
     let mut plan = Plan::with_capacity(&shape, 1, 512);
     plan.build(&shape, 4, None, [request(0, 1, 4096)].into_iter()).unwrap();
-    assert!(plan.num_splits() == 2 && plan.num_items() >= 8, "{plan:?}");
+    assert!(plan.num_splits() == 1 && plan.num_items() >= 8, "{plan:?}");
     plan.build(&shape, 4, None, [request(0, 512, 512)].into_iter()).unwrap();
     assert!(plan.num_splits() == 0 && plan.num_items() > 16, "{plan:?}");
     assert!(plan.build(&shape, 4, None, [request(1, 1, 1)].into_iter()).is_err());

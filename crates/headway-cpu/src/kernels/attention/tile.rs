@@ -2,9 +2,9 @@
 
 use super::{
     elem::{Elem, F32},
-    item::Pass,
     level::Level,
     micro::{GROUP, GROUPS, TILE, Values},
+    pass::Pass,
     soften::Scores,
 };
 use std::{marker::PhantomData, ops::Range};
@@ -23,9 +23,18 @@ impl Block {
     }
 }
 
-/// Packed groups of keys.
+/// Packed groups of keys, and what to ask for while each is read (itself again, where nothing is).
+#[derive(Clone, Copy)]
 pub(super) struct Keys {
     pub(super) groups: [*const u8; GROUPS],
+    pub(super) ahead: [*const u8; GROUPS],
+}
+
+impl Keys {
+    /// For the n-th block of rows: only the first has to ask for what comes next.
+    fn for_block(&self, n: usize) -> Self {
+        Self { ahead: if n == 0 { self.ahead } else { self.groups }, ..*self }
+    }
 }
 
 /// How rows are blocked at a level, for an element type. As constants, so that code for blocks that
@@ -38,6 +47,8 @@ impl<A: Level, E: Elem> Blocks<A, E> {
     /// Most rows of a block. Four are enough where conversion needs registers too.
     const MOST: usize = if E::IS_F32 || A::ROWS < 4 { A::ROWS } else { 4 };
     const UP_TO_4: bool = Self::MOST >= 4;
+    /// Whether three rows are few enough for wide blocks of groups or columns: a pair takes more registers.
+    const WIDE_3: bool = E::UNIT == 1;
     const UP_TO_6: bool = Self::MOST >= 6;
 
     /// Rows in equal blocks: `(first, count)` of each.
@@ -70,23 +81,36 @@ macro_rules! with_rows {
     };
 }
 
-/// Few rows: keys and values are read in the cache's type, each by every block of rows.
+/// Few rows: keys and values are read in the cache's type, each by every block of rows, at most `at_once`
+/// groups side by side.
 ///
 /// # Safety
 /// As [`Pass`]'s methods; keys and values are those of the tile.
-pub(super) unsafe fn direct<A: Level, E: Elem>(p: &Pass<'_>, b: &Block, keys: &Keys, values: &Values) {
+pub(super) unsafe fn direct<A: Level, E: Elem>(
+    p: &Pass<'_>,
+    b: &Block,
+    keys: &Keys,
+    values: &Values,
+    at_once: usize,
+) {
     // SAFETY: as the caller has promised.
     unsafe {
-        for (first, rows) in Blocks::<A, E>::of(p.rows) {
-            block_scores::<A, E>(p, first, rows, b.groups(), keys);
+        for (n, (first, rows)) in Blocks::<A, E>::of(p.rows).enumerate() {
+            block_scores::<A, E>(p, first, rows, b.groups(), &keys.for_block(n), at_once);
         }
         for row in 0..p.rows {
             soften_row::<A>(p, b, row);
         }
-        for (first, rows) in Blocks::<A, E>::of(p.rows) {
-            for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
-                weigh_all::<A, E>(p, first, rows, values, tokens);
-            });
+        for start in (0..TILE).step_by(at_once * GROUP) {
+            for (n, (first, rows)) in Blocks::<A, E>::of(p.rows).enumerate() {
+                let values = Values { ahead: if n == 0 { values.ahead } else { values.groups }, ..*values };
+                for_common_and_ragged(p, b, first, rows, |first, rows, (from, to)| {
+                    let tokens = (from.max(start), to.min(start + at_once * GROUP));
+                    if tokens.0 < tokens.1 {
+                        weigh_all::<A, E>(p, first, rows, &values, tokens);
+                    }
+                });
+            }
         }
     }
 }
@@ -99,9 +123,9 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
     // SAFETY: as the caller has promised.
     unsafe {
         for g in b.groups() {
-            for (first, rows) in Blocks::<A, F32>::of(p.rows) {
+            for (n, (first, rows)) in Blocks::<A, F32>::of(p.rows).enumerate() {
                 if sees_any(p, first, rows, b.at + g * GROUP) {
-                    block_scores::<A, F32>(p, first, rows, g..g + 1, keys);
+                    block_scores::<A, F32>(p, first, rows, g..g + 1, &keys.for_block(n), 1);
                 }
             }
         }
@@ -111,7 +135,7 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
         for c in (0..p.job.shape.head_size_v).step_by(16) {
             let panel = values.add(c * TILE);
             let groups = std::array::from_fn(|g| panel.wrapping_add(g * GROUP * 16).cast());
-            let panel = Values { groups, stride: 64 };
+            let panel = Values { groups, ahead: groups, stride: 64 };
             for (first, rows) in Blocks::<A, F32>::of(p.rows) {
                 for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
                     weigh_panel::<A>(p, first, rows, &panel, c, tokens);
@@ -132,7 +156,7 @@ unsafe fn sees_any(p: &Pass<'_>, first: usize, rows: usize, at: usize) -> bool {
     low < at + GROUP && high > at
 }
 
-/// Scores of a block of rows over some groups.
+/// Scores of a block of rows over some groups, at most `at_once` side by side.
 ///
 /// # Safety
 /// As [`direct`]; one block.
@@ -142,31 +166,36 @@ unsafe fn block_scores<A: Level, E: Elem>(
     rows: usize,
     groups: Range<usize>,
     keys: &Keys,
+    at_once: usize,
 ) {
     let size = p.job.shape.head_size;
-    let q = p.at(p.job.layout.q + first * size).cast_const();
-    let s = p.at(p.job.layout.scores + first * TILE);
-    let k = keys.groups.as_ptr();
+    let (q, s) = (p.q(first).cast_const(), p.scores(first));
+    let (k, ahead) = (keys.groups.as_ptr(), keys.ahead.as_ptr());
     let mut g = groups.start;
     // SAFETY: the rows and groups are those of the pass and the tile.
     unsafe {
         if Blocks::<A, E>::UP_TO_4 {
-            if rows == 1 && groups.len() == GROUPS {
-                return A::scores::<E, 1, GROUPS>(q, k, size, s);
+            if rows == 1 && groups.len() == GROUPS && at_once == GROUPS {
+                return A::scores::<E, 1, GROUPS>(q, k, ahead, size, s);
             }
-            while rows <= 3 && g + 2 <= groups.end {
-                let (k, s) = (k.add(g), s.add(g * GROUP));
+            while rows <= 2 && at_once >= 2 && g + 2 <= groups.end {
+                let (k, ahead, s) = (k.add(g), ahead.add(g), s.add(g * GROUP));
                 match rows {
-                    1 => A::scores::<E, 1, 2>(q, k, size, s),
-                    2 => A::scores::<E, 2, 2>(q, k, size, s),
-                    _ => A::scores::<E, 3, 2>(q, k, size, s),
+                    1 => A::scores::<E, 1, 2>(q, k, ahead, size, s),
+                    _ => A::scores::<E, 2, 2>(q, k, ahead, size, s),
                 }
                 g += 2;
             }
+            if Blocks::<A, E>::WIDE_3 {
+                while rows == 3 && at_once >= 2 && g + 2 <= groups.end {
+                    A::scores::<E, 3, 2>(q, k.add(g), ahead.add(g), size, s.add(g * GROUP));
+                    g += 2;
+                }
+            }
         }
         while g < groups.end {
-            let (k, s) = (k.add(g), s.add(g * GROUP));
-            with_rows!(rows, A::scores::<E, _, 1>(q, k, size, s));
+            let (k, ahead, s) = (k.add(g), ahead.add(g), s.add(g * GROUP));
+            with_rows!(rows, A::scores::<E, _, 1>(q, k, ahead, size, s));
             g += 1;
         }
     }
@@ -185,7 +214,7 @@ unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
         }
         let (token, head) = p.token_and_head(row);
         let scores = Scores {
-            s: p.at(p.job.layout.scores + row * TILE),
+            s: p.scores(row),
             seen,
             soft_cap: p.job.soft_cap,
             alibi: p.job.alibi_slopes.map(|slopes| {
@@ -193,8 +222,7 @@ unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
                 (*slopes.get_unchecked(head), distance as f32)
             }),
         };
-        let width = p.job.shape.head_size_v;
-        A::soften(&scores, p.state(row, 0), p.at(p.job.layout.acc + row * width), width);
+        A::soften(&scores, p.state(row, 0), p.acc(row), p.job.shape.head_size_v);
     }
 }
 
@@ -264,8 +292,8 @@ unsafe fn weigh_panel<A: Level>(
     tokens: (usize, usize),
 ) {
     let width = p.job.shape.head_size_v;
-    let w = p.at(p.job.layout.scores + first * TILE).cast_const();
-    let acc = p.at(p.job.layout.acc + first * width + c);
+    let w = p.scores(first).cast_const();
+    let acc = p.acc(first).wrapping_add(c);
     // SAFETY: as the caller has promised; a last panel of 8 columns takes narrow lanes.
     unsafe {
         if c + 16 > width {
@@ -292,9 +320,12 @@ unsafe fn weigh_all<A: Level, E: Elem>(
     tokens: (usize, usize),
 ) {
     let width = p.job.shape.head_size_v;
-    let w = p.at(p.job.layout.scores + first * TILE).cast_const();
-    let acc = p.at(p.job.layout.acc + first * width);
-    let columns = |c: usize| Values { groups: v.groups.map(|g| g.wrapping_add(c * E::SIZE)), ..*v };
+    let w = p.scores(first).cast_const();
+    let acc = p.acc(first);
+    let columns = |c: usize| {
+        let at = |groups: [*const u8; GROUPS]| groups.map(|g| g.wrapping_add(c * E::UNIT_SIZE));
+        Values { groups: at(v.groups), ahead: at(v.ahead), ..*v }
+    };
     let mut c = 0;
     // SAFETY: as the caller has promised; columns up to `width`.
     unsafe {
@@ -302,13 +333,16 @@ unsafe fn weigh_all<A: Level, E: Elem>(
             A::weigh::<E, 1, 8>(w, &columns(c), tokens, acc.add(c), width);
             c += 8 * A::N;
         }
-        while Blocks::<A, E>::UP_TO_4 && rows <= 3 && c + 4 * A::N <= width {
+        while Blocks::<A, E>::UP_TO_4 && rows <= 2 && c + 4 * A::N <= width {
             let (v, acc) = (columns(c), acc.add(c));
             match rows {
                 1 => A::weigh::<E, 1, 4>(w, &v, tokens, acc, width),
-                2 => A::weigh::<E, 2, 4>(w, &v, tokens, acc, width),
-                _ => A::weigh::<E, 3, 4>(w, &v, tokens, acc, width),
+                _ => A::weigh::<E, 2, 4>(w, &v, tokens, acc, width),
             }
+            c += 4 * A::N;
+        }
+        while Blocks::<A, E>::UP_TO_4 && Blocks::<A, E>::WIDE_3 && rows == 3 && c + 4 * A::N <= width {
+            A::weigh::<E, 3, 4>(w, &columns(c), tokens, acc.add(c), width);
             c += 4 * A::N;
         }
         while c + 2 * A::N <= width {

@@ -231,12 +231,7 @@ fn heading(device: &OpenDevice, ceilings: Option<Ceilings>) -> Result<(), CliErr
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", device.description)?;
     if let Some(c) = ceilings {
-        writeln!(
-            out,
-            "ceilings of this run: {:.1} GB/s (random 64 KiB reads), {:.1} GFLOP/s (float32 multiply-adds)",
-            c.read / 1e9,
-            c.compute / 1e9
-        )?;
+        writeln!(out, "{c}")?;
     }
     Ok(writeln!(out, "{}", attention::head())?)
 }

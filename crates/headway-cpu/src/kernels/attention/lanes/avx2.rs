@@ -63,6 +63,11 @@ impl Lanes for Avx2 {
             let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             Self(_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)))
         }
+        fn load_bf16_pairs(p: *const u8) -> [Self; 2] {
+            let x = _mm256_loadu_si256(p.cast());
+            let (first, second) = (_mm256_slli_epi32(x, 16), _mm256_and_si256(x, _mm256_set1_epi32(!0xffff)));
+            [Self(_mm256_castsi256_ps(first)), Self(_mm256_castsi256_ps(second))]
+        }
         fn load_e4m3(p: *const u8) -> Self {
             let h = e4m3_as_f16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p.cast())));
             Self(_mm256_mul_ps(_mm256_cvtph_ps(h), _mm256_set1_ps(256.0)))

@@ -55,6 +55,11 @@ impl Lanes for Avx512 {
             let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)))
         }
+        fn load_bf16_pairs(p: *const u8) -> [Self; 2] {
+            let x = _mm512_loadu_si512(p.cast());
+            let (first, second) = (_mm512_slli_epi32(x, 16), _mm512_and_si512(x, _mm512_set1_epi32(!0xffff)));
+            [Self(_mm512_castsi512_ps(first)), Self(_mm512_castsi512_ps(second))]
+        }
         fn load_e4m3(p: *const u8) -> Self {
             let h = e4m3_as_f16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast())));
             Self(_mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0)))

@@ -35,6 +35,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_f16(p: *const u8) -> Self;
     /// Reads N bfloat16.
     unsafe fn load_bf16(p: *const u8) -> Self;
+    /// Reads N pairs of bfloat16: the first of each pair, and the second.
+    unsafe fn load_bf16_pairs(p: *const u8) -> [Self; 2];
     /// Reads N e4m3.
     unsafe fn load_e4m3(p: *const u8) -> Self;
     /// Reads N e5m2.
@@ -69,6 +71,21 @@ pub(super) trait Lanes: Copy {
     unsafe fn largest(self) -> f32;
     /// Lane 0.
     unsafe fn first(self) -> f32;
+}
+
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
+/// Asks for the cache line at `p`, any address of this process, ahead of its use.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and it reads nothing that the program sees.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// Eight lanes that can be turned.

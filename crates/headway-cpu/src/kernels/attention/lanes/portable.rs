@@ -63,6 +63,10 @@ impl Lanes for Portable {
         fn load_bf16(p: *const u8) -> Self {
             map(p.cast::<[u16; 8]>().read_unaligned(), |x| f32::from_bits(u32::from(x) << 16))
         }
+        fn load_bf16_pairs(p: *const u8) -> [Self; 2] {
+            let x = p.cast::<[[u16; 2]; 8]>().read_unaligned();
+            [0, 1].map(|i| map(x, |pair| f32::from_bits(u32::from(pair[i]) << 16)))
+        }
         fn load_e4m3(p: *const u8) -> Self { map(p.cast::<[u8; 8]>().read(), e4m3_to_f32) }
         fn load_e5m2(p: *const u8) -> Self { map(p.cast::<[u8; 8]>().read(), e5m2_to_f32) }
         fn store(self, p: *mut u8) { p.cast::<[f32; 8]>().write_unaligned(self.0) }

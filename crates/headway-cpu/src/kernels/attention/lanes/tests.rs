@@ -116,6 +116,14 @@ unsafe fn conversions<L: Lanes>() {
         unsafe { L::load_bf16(h.as_ptr().cast()).store(got.as_mut_ptr().cast()) };
         assert!(h.iter().zip(got).all(|(h, g)| same(bf16::from_bits(*h).to_f32(), g)));
     }
+    for h in halves.chunks_exact(2 * n) {
+        for second in [0, 1] {
+            // SAFETY: on a level that `on_every_level` entered; whole vectors.
+            unsafe { L::load_bf16_pairs(h.as_ptr().cast())[second].store(got.as_mut_ptr().cast()) };
+            let want = h.iter().skip(second).step_by(2);
+            assert!(want.zip(got).all(|(h, g)| same(bf16::from_bits(*h).to_f32(), g)));
+        }
+    }
     let bytes: Vec<u8> = (0..=255).collect();
     for b in bytes.chunks_exact(n) {
         // SAFETY: on a level that `on_every_level` entered; whole vectors.

@@ -1,6 +1,5 @@
 """The attention cases: headway and its peers in turn, sample by sample, in one run."""
 
-import json
 import statistics
 import time
 
@@ -38,7 +37,9 @@ def run(options, log, results, notes):
 
 def start_peers(options, notes):
     worker = [environment.PYTHON, environment.HERE / "attention_peers.py", options.pool_bytes, options.threads]
-    peers = link.Link("the attention peers", worker, environment.child_environment(options.threads), options.cpus, options.log_file)
+    peers = link.Link(
+        "the attention peers", worker, environment.child_environment(options.threads), options.cpus, options.log_file
+    )
     hello = peers.ask({"do": "hello"}, START_LIMIT)
     notes.update(hello["absent"])
     options.versions.update(hello["versions"])
@@ -58,8 +59,12 @@ def group(options, file, heads, dtype, chosen, peers, results, notes, log):
     for name, error in checked["errors"].items():
         if not error <= checked["allowed"]:
             banned.add(name)
-            notes[f"{name} {heads['id']} {dtype}"] = f"wrong by {error:g} on the small case, beyond {checked['allowed']:g}: not timed"
-    log(f"{heads['id']} {dtype}: outputs within {max(checked['errors'].values()):.2g} of float64 (allowed {checked['allowed']:g})")
+            notes[f"{name} {heads['id']} {dtype}"] = (
+                f"wrong by {error:g} on the small case, beyond {checked['allowed']:g}: not timed"
+            )
+    log(
+        f"{heads['id']} {dtype}: outputs within {max(checked['errors'].values()):.2g} of float64 (allowed {checked['allowed']:g})"
+    )
     ours = start_headway(options)
     try:
         for case in chosen:
@@ -107,7 +112,14 @@ def measure(options, case, heads, dtype, ours, peers, banned):
             time.sleep(REST)
             if name == "headway":
                 answer = ours.ask(line, SAMPLE_LIMIT)
-                samples[name].append({"ms": answer["median_ms"], "ceiling": answer["ceiling"], "block": answer["block_size"], "isa": answer["isa"]})
+                samples[name].append(
+                    {
+                        "ms": answer["median_ms"],
+                        "ceiling": answer["ceiling"],
+                        "block": answer["block_size"],
+                        "isa": answer["isa"],
+                    }
+                )
             else:
                 try:
                     samples[name].append(peers.ask({"do": "sample", "peer": name}, SAMPLE_LIMIT))

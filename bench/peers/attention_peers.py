@@ -14,7 +14,6 @@ import warnings
 
 import torch
 
-import cases
 import peer_ggml
 import peer_torch
 import peer_vllm

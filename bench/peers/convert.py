@@ -94,7 +94,13 @@ def config(arch, own, weights, keys, tied):
         "torch_dtype": "bfloat16",
     }
     if arch == "llama":
-        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "head_dim": hidden // heads, **shared}
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "head_dim": hidden // heads,
+            **shared,
+        }
     size = own("attention.key_length")
     kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(own("block_count"))]
     return {
@@ -113,10 +119,16 @@ def config(arch, own, weights, keys, tied):
 def write_gguf(reader, weights, arch, out):
     writer = gguf.GGUFWriter(out, arch)
     for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type", "general.quantization_version"):
+        if name.startswith("GGUF.") or name in (
+            "general.architecture",
+            "general.file_type",
+            "general.quantization_version",
+        ):
             continue
         kind = field.types[0]
-        writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+        writer.add_key_value(
+            name, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        )
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     bf16 = gguf.GGMLQuantizationType.BF16
     for name, w in weights.items():

@@ -59,7 +59,14 @@ def convert(options, name, source, log):
         folder.mkdir(parents=True, exist_ok=True)
         command = [environment.PYTHON, environment.HERE / "convert.py", source, folder, out]
         with open(options.log_file, "ab") as errors:
-            subprocess.run(command, check=True, timeout=1200, stdout=errors, stderr=errors, env=environment.child_environment(options.threads))
+            subprocess.run(
+                command,
+                check=True,
+                timeout=1200,
+                stdout=errors,
+                stderr=errors,
+                env=environment.child_environment(options.threads),
+            )
         marker.write_text(str(source))
     return folder, out
 
@@ -73,7 +80,13 @@ class Headway:
 
     def run(self, *arguments):
         start = time.monotonic()
-        child = link.Link("headway", [self.options.headway, *arguments, "--model", self.model, "--threads", self.options.threads, "--json"], self.environment, self.options.cpus, self.options.log_file)
+        child = link.Link(
+            "headway",
+            [self.options.headway, *arguments, "--model", self.model, "--threads", self.options.threads, "--json"],
+            self.environment,
+            self.options.cpus,
+            self.options.log_file,
+        )
         try:
             answer = child.answer(RUN_LIMIT)
             return answer, time.monotonic() - start
@@ -81,7 +94,16 @@ class Headway:
             child.end()
 
     def bench(self, prompt, output, concurrency, requests):
-        shape = ["--prompt-len", prompt, "--output-len", output, "--concurrency", concurrency, "--num-requests", requests]
+        shape = [
+            "--prompt-len",
+            prompt,
+            "--output-len",
+            output,
+            "--concurrency",
+            concurrency,
+            "--num-requests",
+            requests,
+        ]
         return self.run("bench", "engine", *shape)[0]
 
     def round(self, outputs):
@@ -113,7 +135,12 @@ class Worker:
         more = {}
         if kind == "vllm":
             bind = f"{options.cpus[0]}-{options.cpus[-1]}" if len(options.cpus) > 1 else str(options.cpus[0])
-            more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+            more = {
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": bind,
+                "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+                "VLLM_LOGGING_LEVEL": "WARNING",
+            }
             openmp = environment.HOME / "venv" / "lib" / "libiomp5.so"
             if openmp.is_file():
                 more["LD_PRELOAD"] = str(openmp)
@@ -121,7 +148,9 @@ class Worker:
         program = [environment.PYTHON, environment.HERE / "engine_worker.py", kind, model, options.threads, CONTEXT]
         end = [vocab, *["eager"] * (options.vllm_eager or options.quick)]
         around = environment.child_environment(options.threads, **more)
-        self.start = lambda requests: link.Link(kind, [*program, requests, *end], around, options.cpus, options.log_file)
+        self.start = lambda requests: link.Link(
+            kind, [*program, requests, *end], around, options.cpus, options.log_file
+        )
         self.limit = VLLM_START_LIMIT if kind == "vllm" else START_LIMIT
         self.child = self.start(self.requests)
         self.first = self.wait(self.child)
@@ -203,5 +232,8 @@ def line(name, kind, peer, rounds, tokens):
     equal = {}
     if peer != "headway" and {peer, "headway"} <= tokens.keys():
         pairs = list(zip(tokens["headway"], tokens[peer]))
-        equal = {"same_tokens": next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs)), "greedy_tokens": GREEDY}
+        equal = {
+            "same_tokens": next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs)),
+            "greedy_tokens": GREEDY,
+        }
     return {"bench": "engine", "peer": peer, "model": name, "weights": kind, "rounds": len(rounds), **figures, **equal}

@@ -1,7 +1,8 @@
 """An engine in a process of its own: engine_worker.py llama|vllm MODEL THREADS CONTEXT REQUESTS VOCAB [eager].
 
-Loads the model, generates one token of a 128-token prompt and says so; then answers each line `{"many": PROMPTS, "output": TOKENS, "ids": WANTED}`
-with the seconds of the whole, the seconds after the first token (of a single prompt), and the first answer's ids."""
+Loads the model, generates one token of a 128-token prompt and says so; then answers each line
+`{"many": PROMPTS, "output": TOKENS, "ids": WANTED}` with the seconds of the whole, the seconds after the
+first token (of a single prompt), and the first answer's ids."""
 
 import json
 import os
@@ -55,7 +56,9 @@ class Vllm:
     def __init__(self, model, threads, context, requests, eager):
         from vllm import LLM, SamplingParams
 
-        self.params = lambda n: SamplingParams(temperature=0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False)
+        self.params = lambda n: SamplingParams(
+            temperature=0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False
+        )
         self.llm = LLM(
             model=model,
             dtype="bfloat16",
@@ -91,7 +94,11 @@ def main():
     os.dup2(2, 1)  # what a library prints is no answer
     which, model, *numbers = sys.argv[1:6] + sys.argv[6:7]
     threads, context, requests, vocab = map(int, numbers)
-    engine = Llama(model, threads, context, requests) if which == "llama" else Vllm(model, threads, context, requests, "eager" in sys.argv)
+    engine = (
+        Llama(model, threads, context, requests)
+        if which == "llama"
+        else Vllm(model, threads, context, requests, "eager" in sys.argv)
+    )
 
     def answer(many, output, ids=False):
         total, after_first, tokens = engine.generate(many, output, ids)

@@ -42,7 +42,9 @@ def install(log):
         try:
             subprocess.run(pip + packages, check=True, timeout=3600, stdin=subprocess.DEVNULL)
         except subprocess.SubprocessError as e:
-            raise SystemExit(f"run.py: pip could not install {packages[0] if packages[0] == TORCH else 'the peers'} into {HOME / 'venv'}: {e}") from None
+            raise SystemExit(
+                f"run.py: pip could not install {packages[0] if packages[0] == TORCH else 'the peers'} into {HOME / 'venv'}: {e}"
+            ) from None
     marker.write_text(wanted.hexdigest())
 
 

@@ -49,7 +49,13 @@ class Init(Structure):
 class Plan(Structure):
     """ggml_cplan, with room behind it for what a later version adds."""
 
-    _fields_ = [("work_size", c_size_t), ("work", c_void_p), ("threads", c_int), ("pool", c_void_p), ("rest", c_char * 64)]
+    _fields_ = [
+        ("work_size", c_size_t),
+        ("work", c_void_p),
+        ("threads", c_int),
+        ("pool", c_void_p),
+        ("rest", c_char * 64),
+    ]
 
 
 class Ggml:

@@ -48,11 +48,32 @@ class Peer:
         starts = torch.tensor([0, *torch.tensor([s[0] for s in seqs]).cumsum(0).tolist()], dtype=torch.int32)
         lens = torch.tensor([s[1] for s in seqs], dtype=torch.int32)
         _, (k, v) = self.cache(heads, dtype, block)
-        plan = self.ops.get_scheduler_metadata(len(seqs), h, hk, d, lens, DTYPES[dtype], starts, True, -1, isa, True, None, "auto")
+        plan = self.ops.get_scheduler_metadata(
+            len(seqs), h, hk, d, lens, DTYPES[dtype], starts, True, -1, isa, True, None, "auto"
+        )
         run, n, scale = self.ops.cpu_attention_with_kv_cache.default, len(tables), 1 / math.sqrt(d)
 
         def call(i):
-            run(q, k, v, out, starts, lens, scale, True, None, -1, tables[i % n], 0.0, plan, None, None, 1.0, 1.0, "auto")
+            run(
+                q,
+                k,
+                v,
+                out,
+                starts,
+                lens,
+                scale,
+                True,
+                None,
+                -1,
+                tables[i % n],
+                0.0,
+                plan,
+                None,
+                None,
+                1.0,
+                1.0,
+                "auto",
+            )
 
         return call
 
@@ -75,7 +96,7 @@ class Peer:
         return calls, left_out
 
     def writes(self, case, heads, dtype):
-        calls, tokens = {}, case["tokens"]
+        calls, tokens, run = {}, case["tokens"], self.ops.cpu_attn_reshape_and_cache.default
         g = torch.Generator().manual_seed(3)
         both = torch.randn(tokens, heads["num_kv_heads"], 2 * heads["head_size"], generator=g).to(DTYPES[dtype])
         key, value = (t.contiguous() for t in both.chunk(2, dim=2))
@@ -90,7 +111,6 @@ class Peer:
                 each = -(-tokens // block)
                 whole = order[: n // each * each].view(-1, each, 1) * block + torch.arange(block)
                 slots = [s[:tokens] for s in whole.view(whole.shape[0], -1)[:MOST_TABLES]]
-            run = self.ops.cpu_attn_reshape_and_cache.default
 
             def call(i, k=k, v=v, slots=slots, isa=isa):
                 run(key, value, k, v, slots[i % len(slots)], isa, 1.0, 1.0, "auto")
@@ -105,7 +125,9 @@ class Peer:
         for isa, block in self.kinds(dtype):
             _, (kc, vc) = self.cache(heads, dtype, block)
             blocks = [-(-kv // block) for _, kv in SEQS]
-            tables = table(torch.randperm(sum(blocks) + 3, generator=torch.Generator().manual_seed(0), dtype=torch.int32), blocks)
+            tables = table(
+                torch.randperm(sum(blocks) + 3, generator=torch.Generator().manual_seed(0), dtype=torch.int32), blocks
+            )
             # As an engine starts: vLLM's kernels multiply what lies behind a sequence's end by zero, so it must be a number.
             kc[: sum(blocks) + 3] = vc[: sum(blocks) + 3] = 0
             for row, (_, k, v) in zip(tables, data):

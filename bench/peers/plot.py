@@ -24,7 +24,7 @@ def svg(run):
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="10" y="20" font-size="15" font-weight="bold">Share of the machine\'s ceiling, by case</text>',
+        '<text x="10" y="20" font-size="15" font-weight="bold">Share of the machine\'s ceiling, by case</text>',
         f'<text x="10" y="36" fill="#555">{escape(run["cpu"])}, {run["threads"]} threads, {escape(run["date"])}. '
         "Ceiling: random 64 KiB reads for decode and write, multiply-adds (or reads) for the others.</text>",
     ]
@@ -67,7 +67,11 @@ def one_panel(results, names, title, x, y, labels):
                 cx = x + WIDTH * min(shares[family], MOST) / MOST
                 if shares[family] > MOST and family == max(shares, key=shares.get):
                     # A cache that stays in the processor's own is read quicker than memory.
-                    out.append(f'<text x="{cx + 8:.1f}" y="{cy + 4:.1f}" fill="{colour}" font-size="9">{shares[family]:.0%}</text>')
+                    out.append(
+                        f'<text x="{cx + 8:.1f}" y="{cy + 4:.1f}" fill="{colour}" font-size="9">{shares[family]:.0%}</text>'
+                    )
                 size = 5 if family == "headway" else 4
-                out.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{size}" fill="{colour}"><title>{family} {escape(name)}: {shares[family]:.0%}</title></circle>')
+                out.append(
+                    f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{size}" fill="{colour}"><title>{family} {escape(name)}: {shares[family]:.0%}</title></circle>'
+                )
     return out

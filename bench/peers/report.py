@@ -73,7 +73,11 @@ def about(run):
     versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items())
     quick = " Run with --quick: fewer cases and samples, a smaller pool; not for comparing." if run["quick"] else ""
     busy = [r["others_cpu"] for r in run["attention"] + run["engine"] if "others_cpu" in r]
-    others = f" Other processes used up to {max(busy):.2f} cores meanwhile (median {sorted(busy)[len(busy) // 2]:.2f})." if busy else ""
+    others = (
+        f" Other processes used up to {max(busy):.2f} cores meanwhile (median {sorted(busy)[len(busy) // 2]:.2f})."
+        if busy
+        else ""
+    )
     return (
         f"{run['cpu']} ({run['level']}), {run['threads']} threads, Linux {run['kernel']}, {run['date']}; {versions}. "
         f"All in turn in one run of {run['minutes']:.1f} minutes; medians (least-most).{others}{quick}"
@@ -81,7 +85,11 @@ def about(run):
 
 
 def means(results):
-    rows = ["## Ratios\n\nTimes quicker than the best peer of each case.\n", "| family | cases | geometric mean | target | least | target | met |", "|---|---|---|---|---|---|---|"]
+    rows = [
+        "## Ratios\n\nTimes quicker than the best peer of each case.\n",
+        "| family | cases | geometric mean | target | least | target | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for (dtype, kind), cases in by_case(results).items():
         ratios = [x for x in map(ratio, cases.values()) if x]
         if not ratios:
@@ -90,7 +98,9 @@ def means(results):
         want, floor = TARGETS.get((kind, dtype), (None, None))
         met = "" if want is None else "yes" if mean >= want and least >= (floor or 0) else "no"
         show = lambda x: "" if x is None else f"{x:.2f}"
-        rows.append(f"| {kind}, {dtype} | {len(ratios)} | {mean:.2f} | {show(want)} | {least:.2f} | {show(floor)} | {met} |")
+        rows.append(
+            f"| {kind}, {dtype} | {len(ratios)} | {mean:.2f} | {show(want)} | {least:.2f} | {show(floor)} | {met} |"
+        )
     return "\n".join(rows)
 
 
@@ -99,13 +109,19 @@ def attention(results):
         unit = next(iter(next(iter(cases.values())).values()))["unit"]
         peers = list(dict.fromkeys(p for lines in cases.values() for p in lines if p != "headway"))
         rows = [f"## {kind}, {dtype}: ms, {unit}, share of the ceiling\n"]
-        rows.append("| heads | case | headway | " + unit + " | share | ratio to the best peer | " + " | ".join(peers) + " |")
+        rows.append(
+            "| heads | case | headway | " + unit + " | share | ratio to the best peer | " + " | ".join(peers) + " |"
+        )
         rows.append("|---" * (6 + len(peers)) + "|")
         for (heads, case), lines in cases.items():
             best, ours, times = best_peer(lines), lines.get("headway"), ratio(lines)
             cells = [cell(lines.get(p), bold=best is not None and p == best["peer"]) for p in peers]
             share = f"{ours['share_of_ceiling']:.0%}" if ours["share_of_ceiling"] else ""
-            rows.append(f"| {heads} | {case} | {cell(ours)} | {ours['rate']:.3g} | {share} | {f'{times:.2f}' if times else ''} | " + " | ".join(cells) + " |")
+            rows.append(
+                f"| {heads} | {case} | {cell(ours)} | {ours['rate']:.3g} | {share} | {f'{times:.2f}' if times else ''} | "
+                + " | ".join(cells)
+                + " |"
+            )
         yield "\n".join(rows)
 
 
@@ -119,7 +135,10 @@ def cell(r, bold=False):
 def engine(results):
     """A row a model, weights and figure; a column an engine."""
     peers = list(dict.fromkeys(r["peer"] for r in results if r["peer"] != "headway"))
-    rows = ["## Engines\n", "| model | weights | | headway | " + " | ".join(peers) + " | ratio to the best peer | target |"]
+    rows = [
+        "## Engines\n",
+        "| model | weights | | headway | " + " | ".join(peers) + " | ratio to the best peer | target |",
+    ]
     rows.append("|---" * (6 + len(peers)) + "|")
     for model, weights in dict.fromkeys((r["model"], r["weights"]) for r in results):
         lines = {r["peer"]: r for r in results if (r["model"], r["weights"]) == (model, weights)}
@@ -134,10 +153,20 @@ def engine(results):
                 times = f"{values['headway'] / best if more else best / values['headway']:.2f}"
             want = targets.get("bf16" if weights == "bf16" else "q4")
             show = lambda p: engine_cell(lines.get(p, {}).get(key))
-            rows.append(f"| {model} | {weights} | {title}, {unit} | {show('headway')} | " + " | ".join(map(show, peers)) + f" | {times} | {f'{want:.1f}' if want else ''} |")
-        same = ", ".join(f"{p} {r['same_tokens']} of {r['greedy_tokens']}" for p, r in lines.items() if "same_tokens" in r)
+            rows.append(
+                f"| {model} | {weights} | {title}, {unit} | {show('headway')} | "
+                + " | ".join(map(show, peers))
+                + f" | {times} | {f'{want:.1f}' if want else ''} |"
+            )
+        same = ", ".join(
+            f"{p} {r['same_tokens']} of {r['greedy_tokens']}" for p, r in lines.items() if "same_tokens" in r
+        )
         if same:
-            rows.append(f"| {model} | {weights} | first greedy tokens equal to headway's | " + " | ".join([""] * (len(peers) + 1)) + f" | {same} | |")
+            rows.append(
+                f"| {model} | {weights} | first greedy tokens equal to headway's | "
+                + " | ".join([""] * (len(peers) + 1))
+                + f" | {same} | |"
+            )
     return "\n".join(rows) + "\n\nRatios above 1 are in headway's favour, for times and memory too."
 
 

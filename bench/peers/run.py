@@ -28,19 +28,45 @@ import selftest
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", choices=("attention", "engine"), help="one half of the run")
-    p.add_argument("--quick", action="store_true", help="few cases and samples, a small pool: to see that everything works")
+    p.add_argument(
+        "--quick", action="store_true", help="few cases and samples, a small pool: to see that everything works"
+    )
     p.add_argument("--threads", type=int, help="threads of everyone [default: the processors of this process]")
     p.add_argument("--dtypes", default="bf16,f32", help="of the attention cases: bf16, f16, f32 [default: %(default)s]")
-    p.add_argument("--filter", type=re.compile, default="", help="attention: a regular expression over `case heads dtype`")
+    p.add_argument(
+        "--filter", type=re.compile, default="", help="attention: a regular expression over `case heads dtype`"
+    )
     p.add_argument("--models", default="smollm2,gemma3", help="of the engine cases [default: %(default)s]")
-    p.add_argument("--model-file", action="append", default=[], metavar="NAME=GGUF", help="a file instead of what `headway pull` fetches")
+    p.add_argument(
+        "--model-file",
+        action="append",
+        default=[],
+        metavar="NAME=GGUF",
+        help="a file instead of what `headway pull` fetches",
+    )
     p.add_argument("--output-len", type=int, default=64, help="tokens of each of the 16 answers [default: %(default)s]")
     p.add_argument("--vllm-eager", action="store_true", help="vLLM without compilation, which takes minutes")
     p.add_argument("--no-vllm", action="store_true", help="engine cases without vLLM")
-    p.add_argument("--minutes", type=float, default=60, help="no new case is begun after so long [default: %(default)s]")
-    p.add_argument("--headway", type=pathlib.Path, default=environment.ROOT / "target" / "release" / "headway", help="the program [default: target/release/headway]")
-    p.add_argument("--out", type=pathlib.Path, default=environment.HOME / "results", help="folder of the results [default: target/peers/results]")
-    p.add_argument("--self-test", action="store_true", help="checks the tables and the plot on made-up numbers, without peers; takes a second")
+    p.add_argument(
+        "--minutes", type=float, default=60, help="no new case is begun after so long [default: %(default)s]"
+    )
+    p.add_argument(
+        "--headway",
+        type=pathlib.Path,
+        default=environment.ROOT / "target" / "release" / "headway",
+        help="the program [default: target/release/headway]",
+    )
+    p.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=environment.HOME / "results",
+        help="folder of the results [default: target/peers/results]",
+    )
+    p.add_argument(
+        "--self-test",
+        action="store_true",
+        help="checks the tables and the plot on made-up numbers, without peers; takes a second",
+    )
     return p.parse_args()
 
 
@@ -60,7 +86,9 @@ def settings(o):
     o.headway = o.headway.resolve()
     o.pool_bytes = cases.QUICK_POOL_MIB << 20 if o.quick else cases.load(environment.CASES)["semantics"]["pool_bytes"]
     o.requests = 4 if o.quick else 16
-    o.wants = lambda case, heads, dtype: (not o.quick or case["id"] in cases.QUICK) and re.search(o.filter, f"{case['id']} {heads['id']} {dtype}")
+    o.wants = lambda case, heads, dtype: (not o.quick or case["id"] in cases.QUICK) and re.search(
+        o.filter, f"{case['id']} {heads['id']} {dtype}"
+    )
     o.out.mkdir(parents=True, exist_ok=True)
     o.log_file = o.out / "peers.log"
     o.log_file.write_bytes(b"")
@@ -71,7 +99,9 @@ def settings(o):
 
 
 def git_version():
-    asked = subprocess.run(["git", "-C", str(environment.ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    asked = subprocess.run(
+        ["git", "-C", str(environment.ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
     return asked.stdout.strip() or "of unknown version"
 
 
@@ -86,7 +116,15 @@ def main():
     environment.install(log)
     o.started = time.monotonic()
     o.deadline = o.started + o.minutes * 60
-    run = {"attention": [], "engine": [], "notes": {}, "quick": o.quick, "threads": o.threads, "cpu": environment.cpu_name(), "level": environment.level()}
+    run = {
+        "attention": [],
+        "engine": [],
+        "notes": {},
+        "quick": o.quick,
+        "threads": o.threads,
+        "cpu": environment.cpu_name(),
+        "level": environment.level(),
+    }
     run |= {"kernel": platform.release(), "date": datetime.date.today().isoformat(), "versions": o.versions}
     try:
         for half in (attention, engine):

@@ -27,9 +27,20 @@ def made_up():
                 lines += attention.summarise(case, heads, dtype, 2, found, 0.1)
     figures = lambda v: {"prefill": v, "decode": v / 4, "peak_mib": 1000 / v, "others_cpu": 0.1}
     tokens = {"headway": [1, 2, 3], "llama.cpp": [1, 2, 9], "vllm": [1, 2, 3]}
-    rounds = {p: [figures(v), figures(v * 1.1), figures(v * 0.9)] for p, v in (("headway", 400.0), ("llama.cpp", 100.0), ("vllm", 200.0))}
+    rounds = {
+        p: [figures(v), figures(v * 1.1), figures(v * 0.9)]
+        for p, v in (("headway", 400.0), ("llama.cpp", 100.0), ("vllm", 200.0))
+    }
     engines = [engine.line("smollm2", "bf16", p, r, tokens) for p, r in rounds.items()]
-    fixed = {"quick": False, "threads": 2, "cpu": "a <CPU> & more", "level": "avx2", "kernel": "1", "date": "2000-01-01", "minutes": 1.0}
+    fixed = {
+        "quick": False,
+        "threads": 2,
+        "cpu": "a <CPU> & more",
+        "level": "avx2",
+        "kernel": "1",
+        "date": "2000-01-01",
+        "minutes": 1.0,
+    }
     return {"attention": lines, "engine": engines, "notes": {"vllm": "not here"}, "versions": {"torch": "1"}, **fixed}
 
 
@@ -56,7 +67,10 @@ def children(folder):
 def run():
     chunk = next(c for c in cases.load(environment.CASES)["cases"] if c["id"] == "chunk_512_over_4096")
     heads = {"num_heads": 4, "num_kv_heads": 1, "head_size": 256}
-    check("operations of a prefill behind 4096 tokens", cases.operations(chunk, heads) == 4 * 256 * 4 * (512 * 4096 + 512 * 513 // 2))
+    check(
+        "operations of a prefill behind 4096 tokens",
+        cases.operations(chunk, heads) == 4 * 256 * 4 * (512 * 4096 + 512 * 513 // 2),
+    )
     check("bytes of a cache in float32", cases.cache_bytes(chunk, heads, "f32") == 4608 * 256 * 2 * 4)
     check("sequences grouped", cases.groups({"seqs": [[1, 8], [1, 8], [4, 4]]}) == [[1, 8, 2], [4, 4, 1]])
     check("a CPU with AVX2 has a vLLM library", environment.level({"avx2", "fma", "f16c"}) == "avx2")
@@ -70,7 +84,12 @@ def run():
         children(out)
         report.write(data, out)
         table = (out / "table.md").read_text()
-        for row in ("| decode, bf16 | 36 | 1.25 | 1.25 | 1.25 | 0.95 | yes |", "| mixed, bf16 | 3 | 1.25 | 1.30 | 1.25 |  | no |", "| 2.00 | 1.2 |", "llama.cpp 2 of 16, vllm 3 of 16"):
+        for row in (
+            "| decode, bf16 | 36 | 1.25 | 1.25 | 1.25 | 0.95 | yes |",
+            "| mixed, bf16 | 3 | 1.25 | 1.30 | 1.25 |  | no |",
+            "| 2.00 | 1.2 |",
+            "llama.cpp 2 of 16, vllm 3 of 16",
+        ):
             check(f"the table has {row!r}", row in table)
         widths = [len(line.split("|")) for line in table.splitlines() if line.startswith("|")]
         check("each row is as wide as its table", all(w >= 8 for w in widths))

@@ -10,7 +10,7 @@ mod ops;
 #[expect(unsafe_code, reason = "a region's closure is borrowed by threads that outlive it")]
 pub mod pool;
 
-pub use backends::{CpuAttn, CpuMla, register};
+pub use backends::{CpuAttn, CpuMla, Mamba2Attn, register};
 pub use exec::{CpuExec, CpuOptions};
 pub use kernels::isa::{Isa, IsaError};
 pub use pool::Pool;

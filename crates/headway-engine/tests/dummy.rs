@@ -7,7 +7,7 @@ use headway_engine::{
 use headway_testkit::testdata;
 use std::collections::BTreeSet;
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 16] = [
     "tiny-llama",
     "tiny-llama-rope-scaling",
     "tiny-mistral",
@@ -20,6 +20,10 @@ const MODELS: [&str; 12] = [
     "tiny-yarn",
     "tiny-qwen3-moe",
     "tiny-gpt-oss",
+    "tiny-mamba2",
+    "tiny-bamba",
+    "tiny-nemotron-h",
+    "tiny-falcon-h1",
 ];
 
 #[test]

@@ -32,7 +32,7 @@ pub use experts::{
     Routing,
 };
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
-pub use ops::{Activation, Linear, LinearPart, Ops, RopeStyle};
+pub use ops::{Activation, GatedNorm, Linear, LinearPart, Ops, RopeStyle};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
 pub use view::{Dual, Persistent, View};
 pub use weight::{BytesOwner, SharedBytes, Weight, WeightError, WeightType};

@@ -17,7 +17,7 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// The activation of a gated feed-forward.
+/// The activation of a feed-forward.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// x · sigmoid(x).
@@ -32,6 +32,26 @@ pub enum Activation {
         alpha: f32,
         /// Bound of gate and up.
         limit: f32,
+    },
+    /// max(x, 0)².
+    Relu2,
+}
+
+/// How a mixer's output is gated: `x · silu(gate)`, normed before or after it or not at all.
+#[derive(Clone, Copy, Debug)]
+pub enum GatedNorm<'a> {
+    /// The gate alone.
+    None,
+    /// A root-mean-square norm over each of `groups` equal parts of a row, times `weight` `[width]`.
+    Rms {
+        /// Over all parts.
+        weight: &'a Tensor,
+        /// Parts of a row.
+        groups: usize,
+        /// Added to the mean square.
+        eps: f32,
+        /// The norm comes first, then the gate.
+        before_gate: bool,
     },
 }
 
@@ -170,6 +190,24 @@ pub trait Ops: Exec {
     /// # Errors
     /// Shapes, dtypes.
     fn gated(&self, activation: Activation, gate_up: TensorRef<'_>, out: TensorMut<'_>) -> Result<()>;
+
+    /// `x = activation(x)`.
+    ///
+    /// # Errors
+    /// Dtypes; a device without this operation.
+    fn activate(&self, activation: Activation, x: TensorMut<'_>) -> Result<()> {
+        let _ = x;
+        Err(crate::TensorError::Unsupported(format!("{activation:?} in place on {}", self.device())))
+    }
+
+    /// `x = x · silu(gate)`, with a norm: x and gate are `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Shapes, dtypes; a device without this operation.
+    fn gated_norm(&self, x: TensorMut<'_>, gate: TensorRef<'_>, norm: GatedNorm<'_>) -> Result<()> {
+        let _ = (x, gate);
+        Err(crate::TensorError::Unsupported(format!("the gated norm {norm:?} on {}", self.device())))
+    }
 
     /// `out[i] = x[rows[i]]`.
     ///

@@ -2,9 +2,11 @@
 
 pub mod cpu_attn;
 pub mod cpu_mla;
+pub mod mamba2;
 
 pub use cpu_attn::CpuAttn;
 pub use cpu_mla::CpuMla;
+pub use mamba2::Mamba2Attn;
 
 use headway_attention::{Registry, Result};
 
@@ -14,5 +16,6 @@ use headway_attention::{Registry, Result};
 /// A name that is taken.
 pub fn register(registry: &mut Registry) -> Result<()> {
     registry.register::<CpuAttn>()?;
-    registry.register::<CpuMla>()
+    registry.register::<CpuMla>()?;
+    registry.register::<Mamba2Attn>()
 }

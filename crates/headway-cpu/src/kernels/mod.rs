@@ -17,3 +17,5 @@ pub mod isa;
 #[expect(unsafe_code, reason = "SIMD loads from weights of any alignment, and columns split over threads")]
 pub(crate) mod linear;
 pub mod mla;
+#[expect(unsafe_code, reason = "functions compiled for an instruction set, and states split over threads")]
+pub mod state_space;

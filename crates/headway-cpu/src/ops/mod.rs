@@ -11,8 +11,8 @@ use crate::{
 };
 use check::{expect, f32_mut, f32_ref, host_ids, in_range, same_rows, width_of};
 use headway_tensor::{
-    Activation, DType, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Linear, LinearPart, Ops, Result,
-    RopeStyle, Tensor, TensorError, TensorMut, TensorRef, View,
+    Activation, DType, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, GatedNorm, Linear, LinearPart, Ops,
+    Result, RopeStyle, Tensor, TensorError, TensorMut, TensorRef, View,
 };
 use std::{any::Any, sync::Arc};
 
@@ -37,6 +37,7 @@ fn activate(isa: crate::Isa, activation: Activation, out: &mut [f32], gate_up: &
         Activation::ClampedSwiglu { alpha, limit } => {
             kernel::clamped_swiglu(isa, out, gate, up, alpha, limit);
         }
+        Activation::Relu2 => kernel::relu2(isa, out, gate, up),
     }
 }
 
@@ -172,6 +173,53 @@ impl Ops for CpuExec {
         out: TensorMut<'_>,
     ) -> Result<()> {
         experts::run(self, experts, x, logits, buffers, accumulate, out)
+    }
+
+    fn activate(&self, activation: Activation, x: TensorMut<'_>) -> Result<()> {
+        let (rows, x) = f32_mut("activate", x)?;
+        let isa = self.isa();
+        let f = match activation {
+            Activation::Silu => kernel::silu_of,
+            Activation::GeluTanh => kernel::gelu_tanh_of,
+            Activation::Gelu => kernel::gelu_of,
+            Activation::Relu2 => kernel::relu2_of,
+            Activation::ClampedSwiglu { .. } => {
+                return Err(TensorError::Unsupported(format!("{activation:?} without an up projection")));
+            }
+        };
+        rows.for_each(self.pool(), x, &|_, x| f(isa, x));
+        Ok(())
+    }
+
+    fn gated_norm(&self, x: TensorMut<'_>, gate: TensorRef<'_>, norm: GatedNorm<'_>) -> Result<()> {
+        let (gates, gate) = f32_ref("gated norm, gate", gate)?;
+        let (rows, x) = f32_mut("gated norm", x)?;
+        same_rows("gated norm", &gates, &rows)?;
+        let isa = self.isa();
+        let GatedNorm::Rms { weight, groups, eps, before_gate } = norm else {
+            rows.for_each(self.pool(), x, &|i, x| kernel::times_silu(isa, x, gates.of(gate, i)));
+            return Ok(());
+        };
+        let (width, weight) = (rows.width(), width_of("gated norm", weight, rows.width())?);
+        if groups == 0 || !width.is_multiple_of(groups) {
+            return Err(TensorError::Unsupported(format!(
+                "a norm over {groups} parts of {width} elements: the parts must be equal"
+            )));
+        }
+        let part = (width / groups).max(1);
+        rows.for_each(self.pool(), x, &|i, x| {
+            if !before_gate {
+                kernel::times_silu(isa, x, gates.of(gate, i));
+            }
+            for (x, weight) in x.chunks_exact_mut(part).zip(weight.chunks_exact(part)) {
+                let scale = rms_scale(isa, x, eps);
+                kernel::scaled_in_place(isa, x, scale, weight);
+            }
+            if before_gate {
+                kernel::times_silu(isa, x, gates.of(gate, i));
+            }
+        });
+        Ok(())
     }
 
     fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()> {

@@ -1,7 +1,9 @@
 //! The operations through their trait: strided rows, threads, and arguments that don't fit.
 
 use crate::{CpuExec, CpuOptions};
-use headway_tensor::{Activation, DType, Ops, RopeStyle, Tensor, TensorError, TensorMut, TensorRef, View};
+use headway_tensor::{
+    Activation, DType, GatedNorm, Ops, RopeStyle, Tensor, TensorError, TensorMut, TensorRef, View,
+};
 
 fn cx(threads: usize) -> CpuExec {
     CpuExec::new(CpuOptions { threads: Some(threads), ..Default::default() }).unwrap()
@@ -103,4 +105,63 @@ fn other_activation_types_and_shapes_are_refused() {
     let x = TensorRef::from_host(&[0f32; 6], &[1, 6]).unwrap();
     let e = cx.gated(Activation::Gelu, x, TensorMut::from_host(&mut out, &[1, 2]).unwrap());
     assert!(matches!(e, Err(TensorError::WrongShape { .. })));
+}
+
+#[test]
+fn a_gated_norm_in_every_order() {
+    let cx = cx(2);
+    let (n, w, parts) = (40, 48, 4);
+    let weight = Tensor::from_slice(&cx, &ramp(w), &[w]).unwrap();
+    let silu = |g: f32| f64::from(g) / (1.0 + (-f64::from(g)).exp());
+    // The gate is part of wider rows, as a projection leaves it.
+    let wide: Vec<f32> = ramp(n * (w + 5)).iter().map(|v| v * 1.3).collect();
+    let gate = TensorRef::from_host(&wide, &[n, w + 5]).unwrap().cols(5..w + 5).unwrap();
+    for (groups, before_gate) in [(1, false), (parts, false), (parts, true), (0, false)] {
+        let norm = match groups {
+            0 => GatedNorm::None,
+            groups => GatedNorm::Rms { weight: &weight, groups, eps: 1e-5, before_gate },
+        };
+        let mut x: Vec<f32> = ramp(n * w).iter().map(|v| v - 0.3).collect();
+        let before = x.clone();
+        cx.gated_norm(TensorMut::from_host(&mut x, &[n, w]).unwrap(), gate, norm).unwrap();
+        for t in 0..n {
+            let gate = |i: usize| silu(wide[t * (w + 5) + 5 + i]);
+            let gated = |i: usize| f64::from(before[t * w + i]) * if before_gate { 1.0 } else { gate(i) };
+            for i in 0..w {
+                let size = w / groups.max(1);
+                let part = i / size * size..(i / size + 1) * size;
+                let mean = part.map(|j| gated(j).powi(2)).sum::<f64>() / size as f64;
+                let normed = gated(i) / (mean + 1e-5).sqrt() * f64::from(ramp(w)[i]);
+                let exact = match (groups, before_gate) {
+                    (0, _) => gated(i),
+                    (_, true) => normed * gate(i),
+                    (_, false) => normed,
+                };
+                assert!((exact - f64::from(x[t * w + i])).abs() < 1e-5, "{groups} {before_gate}");
+            }
+        }
+    }
+    let mut x = ramp(2 * w);
+    let gate = TensorRef::from_host(&wide[..2 * w], &[2, w]).unwrap();
+    let norm = GatedNorm::Rms { weight: &weight, groups: 5, eps: 1e-5, before_gate: false };
+    let e = cx.gated_norm(TensorMut::from_host(&mut x, &[2, w]).unwrap(), gate, norm).unwrap_err();
+    assert!(e.to_string().contains("5 parts of 48 elements"), "{e}");
+}
+
+#[test]
+fn an_activation_alone_is_the_gate_of_ones() {
+    let cx = cx(1);
+    let x = ramp(64);
+    for activation in [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu2] {
+        let mut alone = x.clone();
+        cx.activate(activation, TensorMut::from_host(&mut alone, &[1, 64]).unwrap()).unwrap();
+        let both: Vec<f32> = x.iter().copied().chain([1.0; 64]).collect();
+        let mut gated = vec![0f32; 64];
+        let both = TensorRef::from_host(&both, &[1, 128]).unwrap();
+        cx.gated(activation, both, TensorMut::from_host(&mut gated, &[1, 64]).unwrap()).unwrap();
+        assert_eq!(alone, gated);
+    }
+    let mut x = vec![-2.0, 3.0];
+    cx.activate(Activation::Relu2, TensorMut::from_host(&mut x, &[1, 2]).unwrap()).unwrap();
+    assert_eq!(x, [0.0, 9.0]);
 }

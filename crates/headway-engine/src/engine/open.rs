@@ -45,7 +45,7 @@ impl LlmEngine {
             decode_first_threshold: startup.reorder_batch_threshold,
         };
         let policies = startup.kv_specs.iter().map(policy).collect();
-        let kv = KvCacheManager::new(startup.num_blocks, policies, !options.no_prefix_caching)
+        let kv = KvCacheManager::new(startup.num_blocks, policies, startup.prefix_caching)
             .map_err(SchedulerError::from)?;
         let scheduler = Scheduler::new(config, kv)?;
         let mut runner = startup.runner;
@@ -72,6 +72,7 @@ fn policy(spec: &KvCacheSpec) -> KvGroupPolicy {
         KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {
             KvGroupPolicy::chunked_local(block_size, *attention_chunk_size)
         }
+        KvCacheSpec::Mamba(_) => KvGroupPolicy::state(),
         other => match other.sliding_window() {
             Some(window) => KvGroupPolicy::sliding_window(block_size, window),
             None => KvGroupPolicy::full(block_size),

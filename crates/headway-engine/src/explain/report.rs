@@ -9,7 +9,7 @@ use crate::{
     options::DTypeOption,
     runner::{
         StartupReport,
-        present::{group, kind, refusal},
+        present::{self, group, kind, refusal},
         report::{GraphModeReport, GroupReport, LoweringReport},
     },
 };
@@ -139,20 +139,14 @@ pub(super) fn planned(
 }
 
 fn block_size_option(r: &mut StartupReport, q: &Query, p: &Planned) {
-    let asked = q.setting.block_size.map(|b| b.to_string());
-    if p.block_size == p.preferred_block_size {
-        return r.option("block_size", asked, p.block_size, "what the backends prefer");
+    present::block_size(r, q.setting.block_size, &p.blocks);
+    if p.blocks.in_force != p.blocks.preferred {
+        r.unknowns.push(format!(
+            "block size {} is the least multiple of what the kernels take that makes an attention page as large as a \
+             state; an engine may round it further up",
+            p.blocks.in_force
+        ));
     }
-    let why = format!(
-        "raised from {} so that a page of attention is at least as large as a request's state",
-        p.preferred_block_size
-    );
-    r.unknowns.push(format!(
-        "block size {} is the least multiple of what the kernels take that makes an attention page as large as a state; an \
-         engine may round it further up",
-        p.block_size
-    ));
-    r.option("block_size", asked, p.block_size, &why);
 }
 
 /// Backends are there, but the cache can't be planned.

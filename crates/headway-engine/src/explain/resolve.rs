@@ -2,15 +2,16 @@
 
 use super::{Contenders, Query, report, unknowns};
 use crate::{
-    models::{
-        ModelNeeds,
-        needs::{LayerNeeds, MixerNeeds},
+    models::{ModelNeeds, needs::MixerNeeds},
+    runner::{
+        StartupError, StartupReport,
+        block_size::{self, BlockSizes},
+        capacity,
     },
-    runner::{StartupError, StartupReport, block_size, capacity},
 };
 use headway_attention::{
     AttentionError, BuilderPlan, CacheLimits, ContextParallel, GraphMode, GraphSupport, KvCachePlan,
-    LayerNeed, RuleBook, Selection,
+    LayerNeed, Selection,
     group::{
         graph::{GraphRequest, GraphResolution, resolve as resolve_graph},
         kv::page::RequestLimits,
@@ -49,9 +50,7 @@ pub(super) struct Planned {
     pub cache: KvCachePlan,
     pub builders: Vec<BuilderPlan>,
     pub graph: GraphResolution,
-    pub block_size: usize,
-    /// The block size before states made it larger.
-    pub preferred_block_size: usize,
+    pub blocks: BlockSizes,
     pub num_blocks: usize,
 }
 
@@ -114,9 +113,9 @@ fn select(model: &ModelNeeds, needs: &[LayerNeed], query: &Query, contenders: &C
 }
 
 fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<Planned, StartupError> {
-    let (preferred_block_size, block_size) = block_sizes(model, query, selections)?;
     let setting = &query.setting;
-    let caches = setting.caches(&model.mixers, selections, block_size, query.max_model_len);
+    let blocks = block_size::of_layers(setting, &model.mixers, selections, query.max_model_len)?;
+    let caches = setting.caches(&model.mixers, selections, blocks.in_force, query.max_model_len);
     let limits = CacheLimits {
         num_speculative_tokens: setting.speculative_tokens,
         batch_invariant: setting.batch_invariant,
@@ -138,30 +137,7 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
     let num_blocks = (query.kv_memory / (block_bytes as u64).max(1)).min(i32::MAX as u64) as usize;
     let num_blocks = if block_bytes == 0 { 1 } else { num_blocks };
     let graph = graph(model, query, &cache, &builders, num_blocks)?;
-    Ok(Planned { cache, builders, graph, block_size, preferred_block_size, num_blocks })
-}
-
-/// Tokens in a block as the backends prefer or the user asks, and after states had their say.
-fn block_sizes(
-    model: &ModelNeeds,
-    query: &Query,
-    selections: &[Selection],
-) -> Result<(usize, usize), StartupError> {
-    let setting = &query.setting;
-    let pages: Vec<(&LayerNeeds, &RuleBook)> = model
-        .mixers
-        .iter()
-        .zip(selections)
-        .filter(|(l, _)| setting.need(l).has_cache && !matches!(l.mixer, MixerNeeds::State(_)))
-        .map(|(l, s)| (l, s.backend.rules()))
-        .collect();
-    let rules = || pages.iter().map(|(_, r)| *r);
-    let preferred = block_size::block_size(rules(), setting.block_size)?;
-    let page = |l: &LayerNeeds| setting.cache_spec(l, 1, query.max_model_len).page_size_bytes();
-    let token = pages.iter().map(|(l, _)| page(l)).max().unwrap_or(0);
-    let states = model.mixers.iter().filter(|l| matches!(l.mixer, MixerNeeds::State(_)));
-    let state = states.map(page).max().unwrap_or(0);
-    Ok((preferred, block_size::block_size_beside_states(preferred, token, state, rules())))
+    Ok(Planned { cache, builders, graph, blocks, num_blocks })
 }
 
 fn graph(

@@ -42,6 +42,12 @@ pub enum KvError {
         /// Block size of each group in tokens.
         block_sizes: Vec<usize>,
     },
+    /// A state serves its own request alone.
+    #[error(
+        "prefix caching needs keys and values of every token, and some KV cache group keeps a state instead; turn \
+         prefix caching off"
+    )]
+    PrefixCachingBesideState,
     /// A request was admitted twice.
     #[error("request {0} already has pages in the KV cache")]
     AlreadyAdmitted(RequestId),

@@ -9,7 +9,7 @@ use super::hash::BlockHashes;
 use super::pool::PagePool;
 use super::prefix::{self, CachedPrefix};
 use super::table::{GroupTable, RequestPages};
-use super::{KvError, KvGroupPolicy, KvUsage, NULL_BLOCK, PrefixCacheStats, RequestId};
+use super::{KvError, KvGroupKind, KvGroupPolicy, KvUsage, NULL_BLOCK, PrefixCacheStats, RequestId};
 
 /// Whether a request comes for the first time or again after it was preempted; only the statistics differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl KvCacheManager {
     ///
     /// # Errors
     /// A pool without a page besides the null block or beyond 2^31 pages, no group, a zero size, block sizes without a
-    /// usable common multiple.
+    /// usable common multiple; prefix caching beside a group of states.
     pub fn new(num_blocks: usize, groups: Vec<KvGroupPolicy>, prefix_caching: bool) -> Result<Self, KvError> {
         const MAX: usize = i32::MAX as usize;
         match num_blocks {
@@ -64,7 +64,12 @@ impl KvCacheManager {
         for (index, policy) in groups.iter().enumerate() {
             policy.check(index)?;
         }
-        let sizes: Vec<usize> = groups.iter().map(|g| g.block_size).collect();
+        // States have no blocks that a prefix could end at; without prefix caching nothing asks.
+        let tokens = groups.iter().filter(|g| g.kind != KvGroupKind::State);
+        let sizes: Vec<usize> = tokens.map(|g| g.block_size).collect();
+        if prefix_caching && sizes.len() < groups.len() {
+            return Err(KvError::PrefixCachingBesideState);
+        }
         let granularity =
             common_multiple(&sizes).ok_or(KvError::BlockSizesIncommensurable { block_sizes: sizes })?;
         Ok(Self {
@@ -174,7 +179,7 @@ impl KvCacheManager {
         if num_computed < pages.num_computed {
             return Err(KvError::Backwards { request, had: pages.num_computed, asked: num_computed });
         }
-        let with_pages = |(t, p): (&GroupTable, &KvGroupPolicy)| t.blocks.len() * p.block_size;
+        let with_pages = |(t, p): (&GroupTable, &KvGroupPolicy)| t.blocks.len().saturating_mul(p.block_size);
         let room = pages.tables.iter().zip(&self.groups).map(with_pages).min().unwrap_or(0);
         for (have, what) in [(room, "fit its pages"), (tokens.len(), "tokens were given")] {
             if num_computed > have {

@@ -20,12 +20,15 @@ pub enum KvGroupKind {
         /// The chunk in tokens, at least 1.
         chunk: usize,
     },
+    /// A state of fixed size instead of keys and values: one page a request, whatever its length. A later
+    /// request with the same beginning can't use it, so prefixes aren't cached beside such a group.
+    State,
 }
 
 /// The rules by which the pages of one KV cache group are handed out, shared and given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroupPolicy {
-    /// Tokens in one page of this group, at least 1.
+    /// Tokens in one page of this group, at least 1; a page of a state stands for any number.
     pub block_size: usize,
     /// How far back the group's layers read.
     pub kind: KvGroupKind,
@@ -47,10 +50,15 @@ impl KvGroupPolicy {
         Self { block_size, kind: KvGroupKind::ChunkedLocal { chunk } }
     }
 
+    /// A group whose layers keep one state a request.
+    pub const fn state() -> Self {
+        Self { block_size: usize::MAX, kind: KvGroupKind::State }
+    }
+
     /// The first position that a query at `position` reads. It never decreases with `position`.
     pub const fn first_readable(&self, position: usize) -> usize {
         match self.kind {
-            KvGroupKind::Full => 0,
+            KvGroupKind::Full | KvGroupKind::State => 0,
             KvGroupKind::SlidingWindow { window } => (position + 1).saturating_sub(window),
             KvGroupKind::ChunkedLocal { chunk } => position / chunk * chunk,
         }
@@ -66,7 +74,7 @@ impl KvGroupPolicy {
     pub fn peak_pages(&self, num_tokens: usize, max_chunk: usize) -> usize {
         let all = self.blocks_for(num_tokens);
         let lookback = match self.kind {
-            KvGroupKind::Full => return all,
+            KvGroupKind::Full | KvGroupKind::State => return all,
             KvGroupKind::SlidingWindow { window } => window - 1,
             KvGroupKind::ChunkedLocal { chunk } => chunk - 1,
         };

@@ -83,7 +83,8 @@ impl RequestPages {
         let mut left: Vec<usize> = self.tables.iter().map(|t| t.blocks.len()).collect();
         loop {
             let open = |g: &usize| left[*g] > self.tables[*g].first_live;
-            let Some(g) = (0..groups.len()).filter(open).max_by_key(|g| left[*g] * groups[*g].block_size)
+            let Some(g) =
+                (0..groups.len()).filter(open).max_by_key(|g| left[*g].saturating_mul(groups[*g].block_size))
             else {
                 return;
             };

@@ -5,7 +5,7 @@ use super::{
     ModelError, ModelPlan, arch,
     plan::{
         ExpertWeights, ExpertsPlan, FeedForwardPlan, LinearPlan, MixerPlan, MlaQueryPlan, NormPlan,
-        StackedPlan,
+        StackedPlan, StateSpacePlan,
     },
 };
 use crate::loading::{self, Checkpoint, HfFiles, LoadError, ModelFiles, ModelKind};
@@ -82,6 +82,8 @@ enum Fill {
     Stacked { shape: [usize; 3], fan_in: usize },
     /// Biases of all experts: `[rows, cols]`.
     Zeros { rows: usize, cols: usize },
+    /// As [`Fill::Random`], of a depthwise convolution: `[channels, 1, taps]`.
+    Taps { channels: usize, taps: usize },
 }
 
 /// Every tensor that a plan names.
@@ -123,13 +125,32 @@ fn mixer(out: &mut HashMap<String, Fill>, plan: &MixerPlan) {
                 out.insert(name.clone(), Fill::Constant { len: a.num_heads, value: 0.0 });
             }
         }
+        MixerPlan::StateSpace(m) => state_space(out, m),
     }
+}
+
+/// Decays of −1 and short steps: states neither die at once nor grow.
+fn state_space(out: &mut HashMap<String, Fill>, m: &StateSpacePlan) {
+    linear(out, &m.in_proj);
+    linear(out, &m.out_proj);
+    out.insert(m.conv_weight.clone(), Fill::Taps { channels: m.conv_dim(), taps: m.conv_kernel });
+    for (name, value) in [(&m.a_log, 0.0), (&m.d, 1.0), (&m.dt_bias, -3.0)] {
+        out.insert(name.clone(), Fill::Constant { len: m.num_heads, value });
+    }
+    if let Some(bias) = &m.conv_bias {
+        out.insert(bias.clone(), Fill::Constant { len: m.conv_dim(), value: 0.0 });
+    }
+    m.norm.iter().for_each(|n| norm(out, &n.norm, m.inner()));
 }
 
 fn feed_forward(out: &mut HashMap<String, Fill>, plan: &FeedForwardPlan) {
     match plan {
         FeedForwardPlan::Gated { gate_up, down, .. } => {
             linear(out, gate_up);
+            linear(out, down);
+        }
+        FeedForwardPlan::Plain { up, down, .. } => {
+            linear(out, up);
             linear(out, down);
         }
         FeedForwardPlan::Experts(plan) => experts(out, plan),
@@ -190,6 +211,7 @@ impl Fill {
             Self::Constant { len, .. } => vec![len],
             Self::Random { rows, cols } | Self::Zeros { rows, cols } => vec![rows, cols],
             Self::Stacked { shape, .. } => shape.to_vec(),
+            Self::Taps { channels, taps } => vec![channels, 1, taps],
         }
     }
 
@@ -201,7 +223,9 @@ impl Fill {
         match *self {
             Self::Constant { value, .. } => to(value).repeat(elems),
             Self::Zeros { .. } => to(0.0).repeat(elems),
-            Self::Random { cols: fan_in, .. } | Self::Stacked { fan_in, .. } => {
+            Self::Random { cols: fan_in, .. }
+            | Self::Stacked { fan_in, .. }
+            | Self::Taps { taps: fan_in, .. } => {
                 let mut rng = ChaCha8Rng::seed_from_u64(seed(name));
                 // Uniform on ±√3 σ has the standard deviation σ.
                 let scale = (3.0 / fan_in.max(1) as f32).sqrt() / (1u32 << 31) as f32;

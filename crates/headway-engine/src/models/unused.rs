@@ -39,7 +39,7 @@ pub(super) fn unused(
 
 /// `model.layers.7.mlp…` and `blk.7.…` are of layer 7.
 fn layer_of(name: &str) -> Option<usize> {
-    let rest = ["model.layers.", "blk."].iter().find_map(|p| name.strip_prefix(p))?;
+    let rest = ["model.layers.", "backbone.layers.", "blk."].iter().find_map(|p| name.strip_prefix(p))?;
     rest.split('.').next()?.parse().ok()
 }
 
@@ -74,6 +74,7 @@ mod tests {
     fn layers_are_read_from_names() {
         assert_eq!(layer_of("model.layers.7.mlp.up_proj.weight"), Some(7));
         assert_eq!(layer_of("blk.12.attn_q.weight"), Some(12));
+        assert_eq!(layer_of("backbone.layers.3.mixer.D"), Some(3));
         assert_eq!(layer_of("model.vision.layers.3.weight"), None);
         assert_eq!(layer_of("model.norm.weight"), None);
     }

@@ -1,12 +1,63 @@
 //! Tokens in a block of the KV cache: as asked, as backends prefer, and as states beside attention make it.
 
-use super::StartupError;
-use headway_attention::{RuleBook, process::rules::KernelBlockSize};
+use super::{StartupError, decide::Setting};
+use crate::models::needs::{LayerNeeds, MixerNeeds};
+use headway_attention::{
+    RuleBook,
+    process::{rules::KernelBlockSize, select::Selection},
+};
 
 /// Tokens in a block where neither the user nor a backend says.
 pub const DEFAULT_BLOCK_SIZE: usize = 16;
 /// Tokens in a block, at most.
 const LARGEST_BLOCK: usize = 1 << 20;
+
+/// The block size of a model's attention layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// As asked, or as the backends prefer.
+    pub preferred: usize,
+    /// After states had their say.
+    pub in_force: usize,
+}
+
+/// Tokens in a block as the backends prefer or the user asks, and after states had their say. Layers without
+/// a cache, and states themselves, are not asked.
+///
+/// # Errors
+/// A size that a backend doesn't take; states so large that no block of attention is as large.
+pub fn of_layers(
+    setting: &Setting,
+    layers: &[LayerNeeds],
+    selections: &[Selection],
+    max_model_len: usize,
+) -> Result<BlockSizes, StartupError> {
+    let is_state = |l: &LayerNeeds| matches!(l.mixer, MixerNeeds::State(_));
+    let pages: Vec<(&LayerNeeds, &RuleBook)> = layers
+        .iter()
+        .zip(selections)
+        .filter(|(l, _)| setting.need(l).has_cache && !is_state(l))
+        .map(|(l, s)| (l, s.backend.rules()))
+        .collect();
+    let rules = || pages.iter().map(|(_, r)| *r);
+    let preferred = block_size(rules(), setting.block_size)?;
+    let page = |l: &LayerNeeds| setting.cache_spec(l, 1, max_model_len).page_size_bytes();
+    let token = pages.iter().map(|(l, _)| page(l)).max().unwrap_or(0);
+    let state = layers.iter().filter(|l| is_state(l)).map(page).max().unwrap_or(0);
+    let in_force = block_size_beside_states(preferred, token, state, rules());
+    if in_force > LARGEST_BLOCK {
+        return Err(StartupError::Option {
+            option: "--block-size",
+            value: setting.block_size.map_or_else(|| "(not given)".into(), |b| b.to_string()),
+            why: format!(
+                "a request's state is {state} bytes, and a page of attention as large would hold {in_force} tokens of \
+                 {token} bytes, more than the {LARGEST_BLOCK} that a block may; choose a wider --kv-cache-dtype, or \
+                 set mamba_ssm_cache_dtype in config.json to a narrower type"
+            ),
+        });
+    }
+    Ok(BlockSizes { preferred, in_force })
+}
 
 /// The manager's block size: as asked (selection has checked it), or what the backends prefer.
 ///

@@ -177,6 +177,7 @@ impl Setting {
                 let (shapes, dtypes) = d.tensors(self.tp, self.speculative_tokens, self.dtype);
                 KvCacheSpec::Mamba(MambaSpec {
                     num_speculative_blocks: self.speculative_tokens,
+                    chunk_size: d.chunk(),
                     ..MambaSpec::new(max_model_len, shapes, dtypes)
                 })
             }

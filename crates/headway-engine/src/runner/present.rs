@@ -1,7 +1,9 @@
 //! Fills the `StartupReport`.
 
 use super::{
-    StartupReport, capacity,
+    StartupReport,
+    block_size::BlockSizes,
+    capacity,
     devices::OpenDevice,
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
     needs,
@@ -152,8 +154,6 @@ fn options_in_force(
         _ => "the model's type; float16 where its weights are block-quantised",
     };
     r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), needs::kv_name(kv_dtype), why);
-    let blocks = cache.kv_cache_groups.iter().map(|g| g.block_size).max().unwrap_or(0);
-    r.option("block_size", text(o.block_size), blocks, "what the backends prefer");
     let why = match &o.kv_layout {
         Some(_) => "the same layout by its axes",
         None => "the first that every backend reads",
@@ -203,8 +203,28 @@ fn options_in_force(
     r.option("threads", text(o.threads), device.threads, &device.threads_because);
     r.option("tp", text(o.tensor_parallel), 1, "the default");
     r.option("dcp", text(o.decode_context_parallel), 1, "the default");
+}
+
+/// The block size: asked or preferred, and in force.
+pub(crate) fn block_size(r: &mut StartupReport, asked: Option<usize>, blocks: &BlockSizes) {
+    let why = match blocks.in_force == blocks.preferred {
+        true => "what the backends prefer".into(),
+        false => format!(
+            "raised from {} so that a page of attention is at least as large as a request's state",
+            blocks.preferred
+        ),
+    };
+    r.option("block_size", asked.map(|b| b.to_string()), blocks.in_force, &why);
+}
+
+/// Whether prefixes are cached, and why not.
+pub(super) fn prefix_caching(r: &mut StartupReport, o: &EngineOptions, states: bool) {
     let asked = o.no_prefix_caching.then(|| "false".to_owned());
-    r.option("prefix_caching", asked, !o.no_prefix_caching, "the default");
+    let why = match states {
+        true => "layers with a state keep the running one alone, which covers more than a shared beginning",
+        false => "the default",
+    };
+    r.option("prefix_caching", asked, !o.no_prefix_caching && !states, why);
 }
 
 /// What is known once everything is allocated.

@@ -39,6 +39,8 @@ pub struct Startup {
     pub reorder_batch_threshold: Option<usize>,
     /// The limits in force.
     pub limits: Limits,
+    /// Full blocks are found again by their tokens.
+    pub prefix_caching: bool,
 }
 
 /// What selection and planning decided, before any weight is loaded.
@@ -49,6 +51,7 @@ pub(super) struct Decided {
     pub limits: Limits,
     pub kv_dtype: DType,
     pub cache: KvCachePlan,
+    pub prefix_caching: bool,
     pub report: StartupReport,
 }
 
@@ -77,6 +80,7 @@ impl Startup {
                 .filter_map(|g| g.plan().reorder_batch_threshold)
                 .min(),
             limits: decided.limits,
+            prefix_caching: decided.prefix_caching,
             runner,
         })
     }
@@ -95,11 +99,10 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let setting = needs::setting(options, kv_dtype);
     let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
     let selections = needs::select_backends(&registry, &asks, options)?;
-    let block_size =
-        block_size::block_size(selections.iter().map(|s| s.backend.rules()), options.block_size)?;
+    let blocks = block_size::of_layers(&setting, &layers, &selections, limits.max_model_len)?;
     limits.fit(&plan, memory::available_bytes())?;
     fit_made_weights(files, options, memory::available_bytes())?;
-    let caches = setting.caches(&layers, &selections, block_size, limits.max_model_len);
+    let caches = setting.caches(&layers, &selections, blocks.in_force, limits.max_model_len);
     let cache = plan_cache(&caches, &limits, options, files.checkpoint.total_bytes())?;
     let mut configs = HashMap::new();
     for s in &selections {
@@ -107,8 +110,13 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         let table = options.backend_config.get(&name);
         configs.insert(name, s.backend.parse_config(table)?);
     }
-    let report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
-    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, report })
+    // A state at the end of a prompt is no state at the end of a shared beginning.
+    let states = cache.kv_cache_groups.iter().any(|g| matches!(g.spec, KvCacheSpec::Mamba(_)));
+    let prefix_caching = !options.no_prefix_caching && !states;
+    let mut report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
+    present::block_size(&mut report, options.block_size, &blocks);
+    present::prefix_caching(&mut report, options, states);
+    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, report })
 }
 
 /// Weights of files are mapped; those that are made up, or made another type, take memory.

@@ -74,6 +74,7 @@ pub fn gate(activation: Activation, gate: f64, up: f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
             0.5 * gate * (1.0 + inner.tanh()) * up
         }
+        Activation::Relu2 => gate.max(0.0).powi(2) * up,
         Activation::Gelu => unimplemented!("the error function is not in the standard library"),
         Activation::ClampedSwiglu { alpha, limit } => {
             let (g, u) = (gate.min(limit.into()), up.clamp(-f64::from(limit), limit.into()));

@@ -6,6 +6,7 @@
 
 pub mod experts;
 pub mod round;
+pub mod state_space;
 
 /// One layer's numbers, as in `headway_attention::AttentionArgs`.
 #[derive(Clone, Debug, Default)]

@@ -204,6 +204,29 @@ fn pages_of_attention_grow_to_a_state() {
     assert!(r["unknowns"].to_string().contains("round it further up"));
 }
 
+/// What start-up of this build would do with a hybrid: the backend of each kind of layer, the raised block
+/// size, and states that share one builder's work.
+#[test]
+fn a_hybrid_on_the_cpu() {
+    let own =
+        finish(headway().arg("explain").arg(config("bamba-9b")).args(["--json", "--max-model-len", "4096"]));
+    let r = own.fine().object();
+    assert_eq!(backends(&r), BTreeSet::from(["CPU_ATTN".into(), "MAMBA2_ATTN".into()]));
+    let groups = r["groups"].as_array().unwrap();
+    let pages: BTreeSet<u64> = groups.iter().map(|g| g["page_size_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(pages.len(), 1, "{pages:?}");
+    let attention = groups.iter().find(|g| g["backend"] == json!("CPU_ATTN")).unwrap();
+    let block = attention["block_size"].as_u64().unwrap();
+    assert_eq!(r["options"]["block_size"]["in_force"], json!(block.to_string()));
+    assert!(block > 16 && block.is_multiple_of(attention["kernel_block_size"].as_u64().unwrap()));
+    let why = r["options"]["block_size"]["because"].as_str().unwrap();
+    assert!(why.contains("raised from 16"), "{why}");
+    let text = finish(headway().arg("explain").arg(config("bamba-9b"))).fine().out;
+    assert!(text.contains("MAMBA2_ATTN") && text.contains("Mamba-2 state"), "{text}");
+    let drafts = finish(headway().arg("explain").arg(config("bamba-9b")).args(["--speculative-tokens", "2"]));
+    assert_ne!(drafts.code, Some(0));
+}
+
 #[test]
 fn exit_code_3_where_no_backend_is_valid() {
     let r = failing("deepseek-v3.2", &["--device", "a100"], 3);

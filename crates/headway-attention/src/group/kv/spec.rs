@@ -162,6 +162,8 @@ pub struct MambaSpec {
     pub num_prefill_checkpoint_blocks: usize,
     /// Which states are kept.
     pub cache_mode: MambaCacheMode,
+    /// Tokens in a chunk of the layers' scan, where they scan: metadata depends on it.
+    pub chunk_size: Option<usize>,
 }
 
 impl MambaSpec {
@@ -175,6 +177,7 @@ impl MambaSpec {
             num_speculative_blocks: 0,
             num_prefill_checkpoint_blocks: 0,
             cache_mode: MambaCacheMode::None,
+            chunk_size: None,
         }
     }
 }

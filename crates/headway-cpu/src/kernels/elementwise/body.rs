@@ -69,13 +69,62 @@ pub(super) fn silu(out: &mut [f32], g: &[f32], up: &[f32]) {
 
 #[inline(always)]
 pub(super) fn gelu_tanh(out: &mut [f32], g: &[f32], up: &[f32]) {
+    gate(out, g, up, gelu_by_tanh);
+}
+
+#[inline(always)]
+fn gelu_by_tanh(x: f32) -> f32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-    gate(out, g, up, |x| 0.5 * x * (1.0 + math::tanh(SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x))));
+    0.5 * x * (1.0 + math::tanh(SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)))
 }
 
 #[inline(always)]
 pub(super) fn gelu(out: &mut [f32], g: &[f32], up: &[f32]) {
-    gate(out, g, up, |x| 0.5 * x * (1.0 + math::erf(x * std::f32::consts::FRAC_1_SQRT_2)));
+    gate(out, g, up, gelu_by_erf);
+}
+
+#[inline(always)]
+fn gelu_by_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + math::erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+#[inline(always)]
+pub(super) fn relu2(out: &mut [f32], g: &[f32], up: &[f32]) {
+    gate(out, g, up, |x| x.max(0.0) * x.max(0.0));
+}
+
+#[inline(always)]
+fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
+    for x in x {
+        *x = f(*x);
+    }
+}
+
+#[inline(always)]
+pub(super) fn silu_of(x: &mut [f32]) {
+    each(x, |x| x * math::sigmoid(x));
+}
+
+#[inline(always)]
+pub(super) fn gelu_tanh_of(x: &mut [f32]) {
+    each(x, gelu_by_tanh);
+}
+
+#[inline(always)]
+pub(super) fn gelu_of(x: &mut [f32]) {
+    each(x, gelu_by_erf);
+}
+
+#[inline(always)]
+pub(super) fn relu2_of(x: &mut [f32]) {
+    each(x, |x| x.max(0.0) * x.max(0.0));
+}
+
+#[inline(always)]
+pub(super) fn times_silu(x: &mut [f32], gate: &[f32]) {
+    for (x, g) in x.iter_mut().zip(gate) {
+        *x *= g * math::sigmoid(*g);
+    }
 }
 
 #[inline(always)]

@@ -8,7 +8,7 @@
 /// x = n ln 2 + r with |r| ≤ ln 2 / 2, ln 2 in two parts (Cody and Waite), and the Taylor polynomial of
 /// degree 7 for e^r; 2^n in two factors, so that subnormal results come out.
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(in crate::kernels) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23: adding it rounds to an integer
     let clamped = x.clamp(-105.0, 90.0);
     let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
@@ -26,7 +26,7 @@ pub(super) fn exp(x: f32) -> f32 {
 
 /// 1 / (1 + e^−x).
 #[inline(always)]
-pub(super) fn sigmoid(x: f32) -> f32 {
+pub(in crate::kernels) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 

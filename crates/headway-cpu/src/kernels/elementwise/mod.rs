@@ -5,7 +5,7 @@
 //! level, on any thread, and in any batch. Not for whole tensors: rows and threads are `ops`' business.
 
 mod body;
-mod math;
+pub(in crate::kernels) mod math;
 pub(crate) mod rows;
 
 use crate::Isa;
@@ -65,6 +65,18 @@ per_isa! {
     fn softmax(x: &mut [f32]);
     /// `x = sigmoid(x)`.
     fn sigmoid(x: &mut [f32]);
+    /// `out = max(gate, 0)² · up`.
+    fn relu2(out: &mut [f32], gate: &[f32], up: &[f32]);
+    /// `x = silu(x)`.
+    fn silu_of(x: &mut [f32]);
+    /// `x = gelu(x)`, tanh form.
+    fn gelu_tanh_of(x: &mut [f32]);
+    /// `x = gelu(x)`, error-function form.
+    fn gelu_of(x: &mut [f32]);
+    /// `x = max(x, 0)²`.
+    fn relu2_of(x: &mut [f32]);
+    /// `x = x · silu(gate)`.
+    fn times_silu(x: &mut [f32], gate: &[f32]);
     /// `x = x · factor`.
     fn scale(x: &mut [f32], factor: f32);
     /// `x = cap · tanh(x · factor / cap)`.

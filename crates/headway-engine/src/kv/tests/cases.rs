@@ -210,6 +210,28 @@ fn wrong_calls_are_errors() {
 }
 
 #[test]
+fn a_state_is_one_page_whatever_the_length() {
+    let groups = vec![KvGroupPolicy::full(4), KvGroupPolicy::state()];
+    let mut kv = KvCacheManager::new(16, groups.clone(), false).expect("a valid configuration");
+    let (id, mut hashes) = (RequestId(0), BlockHashes::default());
+    assert_eq!(kv.admit(id, CachedPrefix::none(), 9, Admission::New), Ok(true));
+    let first = kv.block_table(id, 1).expect("admitted").to_vec();
+    assert_eq!((first.len(), kv.usage().used_pages), (1, 4));
+    kv.advance(id, &mut hashes, &tokens(0, 40), 9).expect("it has pages");
+    assert_eq!(kv.allocate(id, 9, 31), Ok(true));
+    kv.advance(id, &mut hashes, &tokens(0, 40), 40).expect("it has pages");
+    assert_eq!(kv.block_table(id, 1), Some(&first[..]), "the state stays where it is");
+    assert_eq!((kv.usage().used_pages, kv.peak_pages(40, 8)), (11, 11));
+    assert_eq!(kv.max_request_tokens(8), 14 * 4);
+    assert!(kv.free(id));
+    assert_eq!(kv.usage().used_pages, 0);
+    // Nothing but states: no length is too much.
+    let states = KvCacheManager::new(3, vec![KvGroupPolicy::state(); 2], false).expect("valid");
+    assert_eq!(states.max_request_tokens(8), usize::MAX);
+    assert!(matches!(KvCacheManager::new(16, groups, true), Err(KvError::PrefixCachingBesideState)));
+}
+
+#[test]
 fn configurations_without_sense_are_refused() {
     let refused = |blocks, groups| KvCacheManager::new(blocks, groups, true).map(|_| ()).unwrap_err();
     assert_eq!(refused(1, vec![KvGroupPolicy::full(4)]), KvError::PoolTooSmall { num_blocks: 1 });

@@ -122,6 +122,7 @@ fn decoder(c: &ConfigReader<'_>, experts: &DeepSeekExperts) -> Result<ModelPlan,
             post_ffn_norm: None,
             mixers: vec![MixerPlan::Mla(latent.plan(&s, &n, &rope))],
             feed_forward: Some(experts.layer(i, &n, &s)),
+            ..LayerPlan::default()
         }
     };
     let layers = (0..s.layers).map(layer).collect();

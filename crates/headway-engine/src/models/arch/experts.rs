@@ -222,7 +222,6 @@ pub(super) struct GraniteExperts {
     shared: usize,
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "Granite's mixers, with Mamba-2"))]
 impl GraniteExperts {
     pub(super) fn read(c: &ConfigReader<'_>) -> Result<Self, ModelError> {
         let routing = match c.count("num_local_experts")?.unwrap_or(0) {
@@ -245,6 +244,7 @@ impl GraniteExperts {
             gate_up: single("shared_mlp.input_linear", s.hidden, 2 * self.shared),
             down: single("shared_mlp.output_linear", self.shared, s.hidden),
             activation: self.activation,
+            gate_scale: 1.0,
         };
         let Some(routing) = self.routing else { return shared() };
         let stacked = |module: &str, in_features, out_features| StackedPlan {

@@ -157,6 +157,7 @@ fn gemma(
             post_ffn_norm: Some(n.norm("post_feedforward_layernorm", 1.0)),
             mixers: vec![MixerPlan::Attention(attention(i, n)?)],
             feed_forward: Some(n.gated(s, act, false)),
+            ..LayerPlan::default()
         })
     })?;
     let mut plan = model(c, s, ropes, layers, true)?;
@@ -255,6 +256,7 @@ pub(super) fn olmo2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
                 ..n.attention(&s, bias, bias)
             })],
             feed_forward: Some(n.gated(&s, act, false)),
+            ..LayerPlan::default()
         })
     })?;
     model(c, &s, vec![rope], layers, false)

@@ -178,6 +178,7 @@ impl<'a> Header<'a> {
             sliding_window: None,
             logit_soft_cap: None,
             sinks: None,
+            output_scale: 1.0,
         }
     }
 
@@ -190,6 +191,7 @@ impl<'a> Header<'a> {
             ),
             down: LinearPlan::single(name("ffn_down"), None, self.intermediate, self.hidden),
             activation,
+            gate_scale: 1.0,
         }
     }
 
@@ -246,6 +248,7 @@ impl<'a> Header<'a> {
             post_ffn_norm: None,
             mixers: vec![MixerPlan::Attention(attention)],
             feed_forward: Some(self.feed_forward(layer)?),
+            ..LayerPlan::default()
         })
     }
 
@@ -323,6 +326,7 @@ fn gemma3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
                     ..h.attention(i, false)
                 })],
                 feed_forward: Some(h.gated(i, Activation::GeluTanh)),
+                ..LayerPlan::default()
             }
         })
         .collect();

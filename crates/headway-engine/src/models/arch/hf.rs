@@ -25,6 +25,15 @@ pub(super) struct Sizes {
 
 impl Sizes {
     pub(super) fn read(c: &ConfigReader<'_>, default_eps: f64) -> Result<Self, ModelError> {
+        Self::of_layers(c, default_eps, c.usize("num_hidden_layers")?)
+    }
+
+    /// As [`Sizes::read`], where something else tells the number of layers.
+    pub(super) fn of_layers(
+        c: &ConfigReader<'_>,
+        default_eps: f64,
+        layers: usize,
+    ) -> Result<Self, ModelError> {
         let (hidden, heads) = (c.usize("hidden_size")?, c.usize("num_attention_heads")?);
         let head_size = match c.opt_usize("head_dim")? {
             Some(d) => d,
@@ -42,7 +51,6 @@ impl Sizes {
                 format!("{kv_heads} does not divide the {heads} query heads"),
             ));
         }
-        let layers = c.usize("num_hidden_layers")?;
         if layers > 1024 {
             return Err(c.error("num_hidden_layers", format!("is {layers}; at most 1024 are expected")));
         }
@@ -69,16 +77,21 @@ pub(super) struct Names(String);
 
 impl Names {
     pub(super) fn layer(i: usize) -> Self {
-        Self(format!("model.layers.{i}"))
+        Self::under("model.layers", i)
+    }
+
+    /// Layer `i` of another list.
+    pub(super) fn under(list: &str, i: usize) -> Self {
+        Self(format!("{list}.{i}"))
+    }
+
+    /// A tensor that is no module's weight.
+    pub(super) fn tensor(&self, name: &str) -> String {
+        format!("{}.{name}", self.0)
     }
 
     pub(super) fn weight(&self, module: &str) -> String {
         format!("{}.{module}.weight", self.0)
-    }
-
-    /// A tensor by its whole name under the layer.
-    pub(super) fn tensor(&self, name: &str) -> String {
-        format!("{}.{name}", self.0)
     }
 
     pub(super) fn part(&self, module: &str, bias: bool, width: usize) -> (String, Option<String>, usize) {
@@ -91,9 +104,15 @@ impl Names {
 
     /// Separate `q_proj`, `k_proj`, `v_proj`.
     pub(super) fn qkv(&self, s: &Sizes, bias: bool) -> LinearPlan {
+        self.qkv_of("self_attn", s, bias)
+    }
+
+    /// Separate `q_proj`, `k_proj`, `v_proj` of a module.
+    pub(super) fn qkv_of(&self, module: &str, s: &Sizes, bias: bool) -> LinearPlan {
         let (q, kv) = (s.heads * s.head_size, s.kv_heads * s.head_size);
-        let modules = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-        LinearPlan::stacked(modules.map(|(m, width)| self.part(m, bias, width)), s.hidden)
+        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let parts = parts.map(|(m, width)| self.part(&format!("{module}.{m}"), bias, width));
+        LinearPlan::stacked(parts, s.hidden)
     }
 
     /// One fused projection `module` with the output width of `qkv`.
@@ -124,6 +143,7 @@ impl Names {
             gate_up: LinearPlan::stacked(["gate_proj", "up_proj"].map(|n| part(n, intermediate)), hidden),
             down: LinearPlan::stacked([part("down_proj", hidden)], intermediate),
             activation,
+            gate_scale: 1.0,
         }
     }
 
@@ -132,6 +152,7 @@ impl Names {
             gate_up: LinearPlan::single(self.weight(module), None, s.hidden, 2 * s.intermediate),
             down: LinearPlan::stacked([self.part("mlp.down_proj", false, s.hidden)], s.intermediate),
             activation,
+            gate_scale: 1.0,
         }
     }
 
@@ -154,6 +175,7 @@ impl Names {
             post_ffn_norm: None,
             mixers: vec![MixerPlan::Attention(attention)],
             feed_forward: Some(feed_forward),
+            ..LayerPlan::default()
         }
     }
 
@@ -171,6 +193,7 @@ impl Names {
             sliding_window: None,
             logit_soft_cap: None,
             sinks: None,
+            output_scale: 1.0,
         }
     }
 }

@@ -7,6 +7,8 @@ mod experts;
 mod families;
 mod gguf;
 mod hf;
+mod hybrids;
+mod state_space;
 
 pub use config::ConfigReader;
 
@@ -29,6 +31,11 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
     ("DeepseekV3ForCausalLM", deepseek::v3),
     ("Qwen3MoeForCausalLM", families::qwen3_moe),
     ("GptOssForCausalLM", families::gpt_oss),
+    ("Mamba2ForCausalLM", hybrids::mamba2),
+    ("BambaForCausalLM", hybrids::bamba),
+    ("GraniteMoeHybridForCausalLM", hybrids::granite_hybrid),
+    ("NemotronHForCausalLM", hybrids::nemotron_h),
+    ("FalconH1ForCausalLM", hybrids::falcon_h1),
 ];
 
 /// The plan of a model's files.

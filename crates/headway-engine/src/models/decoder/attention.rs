@@ -20,6 +20,7 @@ pub(super) struct Attention {
     num_heads: usize,
     num_kv_heads: usize,
     head_size: usize,
+    output_scale: f32,
 }
 
 impl Attention {
@@ -68,6 +69,7 @@ impl Attention {
             num_heads: a.num_heads,
             num_kv_heads: a.num_kv_heads,
             head_size: a.head_size,
+            output_scale: a.output_scale,
         })
     }
 
@@ -122,6 +124,7 @@ impl Attention {
         let entry = s.metadata.layer(self.layer)?;
         self.kernel.run(s.ops, &x, &mut kv.layer(self.layer)?, entry, out)?;
         let heads = b.heads.view_as(&[s.n, self.num_heads * self.head_size])?;
-        Ok(s.ops.linear(&*self.o, heads, b.mixed.view_mut_as(&[s.n, s.hidden])?)?)
+        s.ops.linear(&*self.o, heads, b.mixed.view_mut_as(&[s.n, s.hidden])?)?;
+        s.scale(b, self.output_scale)
     }
 }

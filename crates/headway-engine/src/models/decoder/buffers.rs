@@ -19,9 +19,11 @@ pub(super) struct Buffers {
     pub mixed: Tensor,
     /// The outputs of mixers beside the first; no rows where every layer has one at most.
     pub beside: Tensor,
+    /// A mixer's projected input.
     pub qkv: Tensor,
     /// Queries that come from a compressed form.
     pub queries: Tensor,
+    /// What a mixer's kernel writes.
     pub heads: Tensor,
     pub gate_up: Tensor,
     pub gated: Tensor,
@@ -60,6 +62,10 @@ impl Widths {
                     w.queries = w.queries.max(queries);
                     w.heads = w.heads.max(a.o.in_features);
                 }
+                MixerPlan::StateSpace(m) => {
+                    w.qkv = w.qkv.max(m.in_proj.out_features);
+                    w.heads = w.heads.max(m.inner());
+                }
             }
         }
         plan.layers.iter().filter_map(|l| l.feed_forward.as_ref()).for_each(|f| w.feed_forward(f));
@@ -72,6 +78,7 @@ impl Widths {
                 self.gate_up = self.gate_up.max(gate_up.out_features);
                 self.gated = self.gated.max(down.in_features);
             }
+            FeedForwardPlan::Plain { up, .. } => self.gated = self.gated.max(up.out_features),
             FeedForwardPlan::Experts(e) => {
                 self.router = self.router.max(e.routing.experts);
                 e.shared.iter().for_each(|f| self.feed_forward(f));

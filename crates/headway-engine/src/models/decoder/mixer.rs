@@ -1,12 +1,15 @@
 //! What mixes tokens in a layer: one variant a kind of mixer, each in its own file.
 
-use super::{attention::Attention, buffers::Buffers, kernels::Kernels, mla::Mla, step::Step};
+use super::{
+    attention::Attention, buffers::Buffers, kernels::Kernels, mla::Mla, state_space::StateSpace, step::Step,
+};
 use crate::models::{ModelError, ModelPlan, load::Loader, plan::MixerPlan};
 use headway_attention::{AttnLayer, KvPool};
 
 pub(super) enum Mixer {
     Attention(Attention),
     Mla(Mla),
+    StateSpace(StateSpace),
 }
 
 impl Mixer {
@@ -20,6 +23,7 @@ impl Mixer {
         Ok(match plan {
             MixerPlan::Attention(a) => Self::Attention(Attention::load(loader, model, a, layer, kernels)?),
             MixerPlan::Mla(a) => Self::Mla(Mla::load(loader, model, a, layer, kernels)?),
+            MixerPlan::StateSpace(m) => Self::StateSpace(StateSpace::load(loader, m, layer, kernels)?),
         })
     }
 
@@ -34,6 +38,7 @@ impl Mixer {
         match self {
             Self::Attention(a) => a.run(s, b, normed, kv),
             Self::Mla(a) => a.run(s, b, normed, kv),
+            Self::StateSpace(m) => m.run(s, b, normed, kv),
         }
     }
 }

@@ -7,6 +7,7 @@ mod feed_forward;
 mod kernels;
 mod mixer;
 mod mla;
+mod state_space;
 mod step;
 
 pub use super::load::{Taken, WeightDType};
@@ -71,6 +72,7 @@ struct Layer {
     post_ffn_norm: Option<Tensor>,
     mixers: Vec<Mixer>,
     feed_forward: Option<FeedForward>,
+    feed_forward_scale: f32,
 }
 
 impl Decoder {
@@ -206,6 +208,7 @@ impl Layer {
             pre_ffn_norm: norm(&l.pre_ffn_norm)?,
             post_ffn_norm: norm(&l.post_ffn_norm)?,
             feed_forward: l.feed_forward.as_ref().map(|f| FeedForward::load(loader, f)).transpose()?,
+            feed_forward_scale: l.feed_forward_scale,
         })
     }
 
@@ -229,6 +232,7 @@ impl Layer {
         }
         if let Some(f) = &self.feed_forward {
             f.run(s, b, self.pre_ffn_norm.is_some())?;
+            s.scale(b, self.feed_forward_scale)?;
             s.join(b, self.post_ffn_norm.as_ref(), next)?;
         }
         Ok(())

@@ -43,6 +43,14 @@ impl Step<'_> {
         Ok(())
     }
 
+    /// Scales a block's output.
+    pub fn scale(&self, b: &mut Buffers, factor: f32) -> Result<(), ModelError> {
+        if factor == 1.0 {
+            return Ok(());
+        }
+        Ok(self.ops.scale_and_cap(b.mixed.view_mut_as(&[self.n, self.hidden])?, factor, None)?)
+    }
+
     /// Norms the stream for a block that follows no other.
     pub fn norm(&self, b: &mut Buffers, weight: &Tensor) -> Result<(), ModelError> {
         let shape = [self.n, self.hidden];

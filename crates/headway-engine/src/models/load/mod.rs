@@ -110,6 +110,11 @@ impl Loader<'_> {
         Ok(Persistent::new(self.ops, len).write(self.ops, len, |out| out.copy_from_slice(&w)))
     }
 
+    /// The values of a small tensor of this shape.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        Ok(self.weight(name, shape)?.to_f32())
+    }
+
     /// A norm's weight in float32, with its offset added.
     pub fn norm(&self, plan: &NormPlan, width: usize) -> Result<Tensor, ModelError> {
         let mut w = self.weight(&plan.weight, &[width])?.to_f32();

@@ -152,7 +152,8 @@ fn state(k: &Keys<'_>) -> Result<Option<StateDims>, ModelError> {
         // The header's time-step rank is the number of heads of Mamba-2.
         Some(groups) => {
             let heads = k.get("ssm.time_step_rank")?;
-            StateDims::Mamba2 { heads, head_dim: inner / heads.max(1), groups, state, conv, dtype: None }
+            let (head_dim, chunk) = (inner / heads.max(1), super::DEFAULT_CHUNK);
+            StateDims::Mamba2 { heads, head_dim, groups, state, conv, chunk, dtype: None }
         }
         None => StateDims::Mamba1 { inner, state, conv, dtype: None },
     }))

@@ -10,6 +10,7 @@ mod gguf;
 mod order;
 mod state;
 
+pub(in crate::models) use state::DEFAULT_CHUNK;
 pub use state::StateDims;
 
 use super::{ModelError, ModelPlan, arch, plan::MixerPlan};
@@ -188,6 +189,15 @@ impl LayerNeeds {
                     logit_soft_cap: a.logit_soft_cap.is_some(),
                     sinks: a.sinks.is_some(),
                     ..AttentionNeeds::new(a.num_heads, a.num_kv_heads, a.head_size)
+                }),
+                MixerPlan::StateSpace(m) => MixerNeeds::State(StateDims::Mamba2 {
+                    heads: m.num_heads,
+                    head_dim: m.head_dim,
+                    groups: m.groups,
+                    state: m.state_size,
+                    conv: m.conv_kernel,
+                    chunk: m.chunk_size,
+                    dtype: m.state_dtype,
                 }),
             };
             Self { layer, mixer, shares_cache_of: None }

@@ -5,6 +5,9 @@ use super::config::Config;
 use crate::models::ModelError;
 use headway_tensor::DType;
 
+/// Tokens in a chunk of a scan where a config doesn't say.
+pub(in crate::models) const DEFAULT_CHUNK: usize = 256;
+
 /// The dimensions of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateDims {
@@ -31,6 +34,8 @@ pub enum StateDims {
         state: usize,
         /// Width of the convolution.
         conv: usize,
+        /// Tokens in a chunk of the scan.
+        chunk: usize,
         /// The state's type where it isn't the model's.
         dtype: Option<DType>,
     },
@@ -109,6 +114,14 @@ impl StateDims {
         }
     }
 
+    /// Tokens in a chunk of the scan, for mixers that scan.
+    pub const fn chunk(&self) -> Option<usize> {
+        match *self {
+            Self::Mamba2 { chunk, .. } => Some(chunk),
+            _ => None,
+        }
+    }
+
     /// Shapes and types of a request's state on one of `tp` ranks. Drafted tokens lengthen the convolution's
     /// memory; groups are repeated where there are fewer than ranks.
     pub fn tensors(&self, tp: usize, drafted: usize, model: DType) -> (Vec<Vec<usize>>, Vec<DType>) {
@@ -118,7 +131,7 @@ impl StateDims {
                 vec![vec![inner / tp, memory(conv)], vec![inner / tp, state]],
                 vec![model, dtype.unwrap_or(model)],
             ),
-            Self::Mamba2 { heads, head_dim, groups, state, conv, dtype } => {
+            Self::Mamba2 { heads, head_dim, groups, state, conv, dtype, .. } => {
                 let groups = if groups.is_multiple_of(tp) { groups } else { groups.max(tp) };
                 let channels = (heads * head_dim + 2 * groups * state) / tp;
                 let shapes = vec![vec![memory(conv), channels], vec![heads / tp, head_dim, state]];
@@ -202,6 +215,7 @@ fn mamba2(c: &Config<'_>) -> Result<StateDims, ModelError> {
         groups: c.count(&["mamba_n_groups", "n_groups", "mamba_ngroups"])?,
         state: c.count(&["mamba_d_state", "ssm_state_size", "state_size"])?,
         conv: c.count(&["mamba_d_conv", "conv_kernel"])?,
+        chunk: c.opt_count(&["mamba_chunk_size", "chunk_size"])?.unwrap_or(DEFAULT_CHUNK),
         dtype: state_dtype(c)?,
     })
 }

@@ -66,7 +66,15 @@ fn bytes_of_states() {
         let (shapes, types) = d.tensors(1, 0, DType::BF16);
         shapes.iter().zip(types).map(|(s, t)| s.iter().product::<usize>() * t.size()).sum()
     };
-    let falcon = StateDims::Mamba2 { heads: 48, head_dim: 64, groups: 1, state: 256, conv: 4, dtype: None };
+    let falcon = StateDims::Mamba2 {
+        heads: 48,
+        head_dim: 64,
+        groups: 1,
+        state: 256,
+        conv: 4,
+        chunk: 256,
+        dtype: None,
+    };
     assert_eq!(bytes(falcon), 1_594_368);
     let nemotron = StateDims::Mamba2 {
         heads: 128,
@@ -74,6 +82,7 @@ fn bytes_of_states() {
         groups: 8,
         state: 128,
         conv: 4,
+        chunk: 128,
         dtype: Some(DType::F32),
     };
     assert_eq!(bytes(nemotron), 5_316_608);

@@ -6,7 +6,7 @@ mod experts;
 pub use experts::{ExpertWeights, ExpertsPlan, StackedPlan};
 
 use super::rope::RopePlan;
-use headway_tensor::{Activation, ExpertLimits};
+use headway_tensor::{Activation, DType, ExpertLimits};
 
 /// A norm's weight, and what is added to it (1 for checkpoints that hold w and compute 1 + w).
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +75,72 @@ pub struct AttentionPlan {
     pub logit_soft_cap: Option<f32>,
     /// Name of the tensor with a logit a query head that joins the softmax's denominator: `[num_heads]`.
     pub sinks: Option<String>,
+    /// Factor on the mixer's output.
+    pub output_scale: f32,
+}
+
+/// The norm of a state-space mixer, after its gate or before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedNormPlan {
+    /// Over the whole width.
+    pub norm: NormPlan,
+    /// Equal parts of the width that are normed each by itself.
+    pub groups: usize,
+    /// The norm comes before the gate.
+    pub before_gate: bool,
+}
+
+/// A Mamba-2 mixer (arXiv 2405.21060).
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateSpacePlan {
+    /// Heads.
+    pub num_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share B and C.
+    pub groups: usize,
+    /// Elements of the state for each element of a head.
+    pub state_size: usize,
+    /// Width of the convolution.
+    pub conv_kernel: usize,
+    /// Tokens in a chunk of the scan.
+    pub chunk_size: usize,
+    /// The state's element type; `None`: that of the activations.
+    pub state_dtype: Option<DType>,
+    /// Limits of dt after its softplus.
+    pub time_step_limit: (f32, f32),
+    /// Gate, x, B, C, dt, in that order of the output.
+    pub in_proj: LinearPlan,
+    /// Factors on these five parts.
+    pub in_scales: [f32; 5],
+    /// `[conv_dim, 1, conv_kernel]`.
+    pub conv_weight: String,
+    /// `[conv_dim]`.
+    pub conv_bias: Option<String>,
+    /// `[num_heads]`: the logarithm of the decay, which is −exp of it.
+    pub a_log: String,
+    /// `[num_heads]`.
+    pub d: String,
+    /// `[num_heads]`.
+    pub dt_bias: String,
+    /// `None`: the gate alone.
+    pub norm: Option<GatedNormPlan>,
+    /// Output projection.
+    pub out_proj: LinearPlan,
+    /// Factor on the mixer's output.
+    pub output_scale: f32,
+}
+
+impl StateSpacePlan {
+    /// Elements of a token between scan and output projection.
+    pub fn inner(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Channels of the convolution.
+    pub fn conv_dim(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state_size
+    }
 }
 
 /// Where latent attention gets its queries from.
@@ -142,6 +208,8 @@ pub enum MixerPlan {
     Attention(AttentionPlan),
     /// Multi-head latent attention.
     Mla(MlaPlan),
+    /// A Mamba-2 state.
+    StateSpace(StateSpacePlan),
 }
 
 /// What follows the mixer.
@@ -151,6 +219,17 @@ pub enum FeedForwardPlan {
     Gated {
         /// Gate and up, in that order of the output.
         gate_up: LinearPlan,
+        /// Down.
+        down: LinearPlan,
+        /// Between them.
+        activation: Activation,
+        /// Factor on the gate, before its activation.
+        gate_scale: f32,
+    },
+    /// `down(activation(up(x)))`.
+    Plain {
+        /// Up.
+        up: LinearPlan,
         /// Down.
         down: LinearPlan,
         /// Between them.
@@ -175,6 +254,23 @@ pub struct LayerPlan {
     pub mixers: Vec<MixerPlan>,
     /// The feed-forward, where the layer has one.
     pub feed_forward: Option<FeedForwardPlan>,
+    /// Factor on the feed-forward's output.
+    pub feed_forward_scale: f32,
+}
+
+impl Default for LayerPlan {
+    /// Neither norms nor blocks.
+    fn default() -> Self {
+        Self {
+            pre_mixer_norm: None,
+            post_mixer_norm: None,
+            pre_ffn_norm: None,
+            post_ffn_norm: None,
+            mixers: vec![],
+            feed_forward: None,
+            feed_forward_scale: 1.0,
+        }
+    }
 }
 
 /// A whole model.
@@ -247,6 +343,10 @@ impl MixerPlan {
                 let (down, queries) = a.widths();
                 down.saturating_add(queries).saturating_add(a.o.in_features)
             }
+            // The kernel keeps the convolution's output too.
+            Self::StateSpace(m) => {
+                m.in_proj.out_features.saturating_add(m.inner()).saturating_add(m.conv_dim())
+            }
         }
     }
 }
@@ -260,6 +360,7 @@ impl FeedForwardPlan {
                 let shared = e.shared.as_ref().map_or(0, |s| s.activation_width());
                 shared.saturating_add(e.routing.experts)
             }
+            Self::Plain { up, .. } => up.out_features,
         }
     }
 }

@@ -1,0 +1,47 @@
+//! The parts of the kernels that work on vectors, compiled for each instruction set and chosen by [`Isa`].
+
+use super::{
+    conv::{self, Taps},
+    elem::Elem,
+    product::Plain,
+    scan::{self, Buffers, Chunk, Room},
+    shape::Dims,
+    step::{self, Token},
+};
+use crate::Isa;
+
+/// Declares safe functions that run a generic body compiled for the instruction set given.
+macro_rules! per_isa {
+    ($( $(#[$doc:meta])* fn $name:ident of $module:ident ($($arg:ident: $type:ty),*); )*) => { $(
+        $(#[$doc])*
+        pub(super) fn $name(isa: Isa, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use super::product::Fused;
+                #[target_feature(enable = "avx2,fma,f16c")]
+                fn avx2($($arg: $type),*) { $module::$name::<Fused>($($arg),*) }
+                #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512($($arg: $type),*) { $module::$name::<Fused>($($arg),*) }
+                match isa {
+                    // SAFETY: an `Isa` of this level is only made where the processor has its features.
+                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    // SAFETY: as above.
+                    Isa::Avx512 | Isa::Avx512Bf16 => return unsafe { avx512($($arg),*) },
+                    _ => {}
+                }
+            }
+            let _ = isa;
+            $module::$name::<Plain>($($arg),*)
+        }
+    )* };
+}
+
+per_isa! {
+    /// [`conv::conv`].
+    fn conv of conv
+        (out: &mut [f32], bias: &[f32], weight: &[f32], row: usize, taps: &Taps<'_>, width: usize);
+    /// [`scan::chunk`].
+    fn chunk of scan (dims: &Dims, room: &Room, chunk: &Chunk<'_>, buffers: &mut Buffers);
+    /// [`step::step`].
+    fn step of step (elem: Elem, state: &mut [u8], token: &Token<'_>, y: &mut [f32]);
+}

@@ -230,7 +230,12 @@ fn gguf(path: &Path, experts: Option<QuantFormat>, used: u32) {
         w = w.u32(&format!("qwen3moe.{key}"), value);
     }
     w = w.f32("qwen3moe.rope.freq_base", 1e6).f32("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6);
-    w = w.text("tokenizer.ggml.model", "gpt2").strings("tokenizer.ggml.tokens", &["a"]);
+    // The goldens are ids; any vocabulary of the right size will do.
+    let tokens: Vec<String> =
+        ["a", "b", "ab"].map(str::to_owned).into_iter().chain((3..512).map(|i| format!("t{i}"))).collect();
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    w = w.text("tokenizer.ggml.model", "gpt2");
+    w = w.strings("tokenizer.ggml.tokens", &tokens).strings("tokenizer.ggml.merges", &["a b"]);
     let widened = |name: &str, to: &str| {
         let t = c.get(name).unwrap();
         Weight::from_f32(to, t.shape().to_vec(), &t.to_f32()).unwrap()
@@ -291,7 +296,7 @@ fn a_gguf_twin_with_stacked_experts() {
     gguf(&path, None, 3);
     let mut table = Table::default();
     let mut engine = UnderTest::open(&path, &options("float32")).unwrap();
-    assert!(engine.engine.report().model.ends_with("2 of them with 3 of 8 experts a token"));
+    assert!(engine.engine.report().model.ends_with("3 layers, 3 of 8 experts a token in 2 of them"));
     walk::tiny(&mut table, &golden, Compute::Float32, "GGUF", &mut engine);
     println!("{table}");
     assert!(table.ok(), "{table}");

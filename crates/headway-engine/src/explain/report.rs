@@ -21,7 +21,7 @@ use headway_attention::{
 /// What is known before anything is decided.
 pub(super) fn begin(model: &ModelNeeds, query: &Query, contenders: &Contenders) -> StartupReport {
     let mut r = StartupReport {
-        model: format!("{}, {} layers", model.architecture, model.num_layers),
+        model: described(model),
         engine: contenders.engine(),
         device: query.target.describe(),
         ..StartupReport::default()
@@ -37,6 +37,15 @@ pub(super) fn begin(model: &ModelNeeds, query: &Query, contenders: &Contenders) 
     }
     options(&mut r, query);
     r
+}
+
+/// Architecture, layers, and experts where there are any.
+fn described(model: &ModelNeeds) -> String {
+    let text = format!("{}, {} layers", model.architecture, model.num_layers);
+    match model.experts {
+        Some((chosen, all)) => format!("{text}, {chosen} of {all} experts a token"),
+        None => text,
+    }
 }
 
 /// Every option: asked, in force, and why they differ.

@@ -76,7 +76,7 @@ fn described(plan: &ModelPlan) -> String {
     let mut text = format!("{}, {} layers", plan.architecture, plan.layers.len());
     if let Some(l) = plan.expert_limits() {
         let count = plan.experts().count();
-        text += &format!(", {count} of them with {} of {} experts a token", l.top_k, l.experts);
+        text += &format!(", {} of {} experts a token in {count} of them", l.top_k, l.experts);
     }
     text
 }

@@ -40,15 +40,15 @@ fn groups(
         );
         return Err(c.error("n_group", why));
     }
+    if score == GroupScore::SumOfTwoBest && size < 2 {
+        return Err(c.error("n_group", format!("is {count}; a group must have at least two experts")));
+    }
     if chosen > count || size * chosen < rule.top_k {
         let why = format!(
             "is {chosen}; {} experts a token must fit in that many of the {count} groups of {size}",
             rule.top_k
         );
         return Err(c.error("topk_group", why));
-    }
-    if score == GroupScore::SumOfTwoBest && size < 2 {
-        return Err(c.error("n_group", format!("is {count}; a group must have at least two experts")));
     }
     Ok(Some(ExpertGroups { count, chosen, score }))
 }

@@ -129,6 +129,24 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// Experts that a token goes to, and experts there are, by whatever name; `None` where a config names none, or
+    /// numbers that make no sense (attention does not depend on them).
+    pub fn experts(&self) -> Option<(usize, usize)> {
+        let number = |names: &[&str]| {
+            names.iter().find_map(|n| self.get(n)?.as_u64()).and_then(|n| usize::try_from(n).ok())
+        };
+        let chosen = number(&[
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "experts_per_token",
+            "top_k_experts",
+            "moe_topk",
+            "moe_top_k",
+        ])?;
+        let all = number(&["n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"])?;
+        (chosen > 0 && chosen <= all).then_some((chosen, all))
+    }
+
     /// How weights are quantised, and the KV cache dtype that the checkpoint brings scales for.
     pub fn quantisation(&self) -> (Option<String>, Option<String>) {
         let Some(q) = self.get("quantization_config") else { return (None, None) };

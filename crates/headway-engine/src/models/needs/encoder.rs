@@ -77,6 +77,7 @@ fn model(
         kv_cache_dtype,
         max_model_len: c.opt_count(&["max_target_positions"])?.or(c.max_model_len()?),
         max_encoder_tokens,
+        experts: None,
         mixers,
         head_size,
         multimodal: false,

@@ -46,6 +46,7 @@ pub(super) fn read(g: &GgufFile) -> Result<ModelNeeds, ModelError> {
         kv_cache_dtype: None,
         max_model_len: k.opt("context_length")?,
         max_encoder_tokens: 0,
+        experts: k.opt("expert_used_count")?.zip(k.opt("expert_count")?).filter(|(k, n)| *k > 0 && k <= n),
         head_size,
         multimodal: false,
         runnable: arch::runs_gguf(k.arch),

@@ -37,6 +37,8 @@ pub struct ModelNeeds {
     pub max_model_len: Option<usize>,
     /// Tokens of an encoder's input, at most; 0 without an encoder.
     pub max_encoder_tokens: usize,
+    /// Experts that a token goes to, and experts there are, in layers that have any.
+    pub experts: Option<(usize, usize)>,
     /// Every mixer, in the model's order.
     pub mixers: Vec<LayerNeeds>,
     /// The head size that the config names, which some rules read instead of a layer's.

@@ -52,6 +52,7 @@ pub(super) fn read(c: &Config<'_>) -> Result<ModelNeeds, ModelError> {
         kv_cache_dtype,
         max_model_len: c.max_model_len()?,
         max_encoder_tokens: 0,
+        experts: c.experts(),
         head_size: shape.as_ref().map(Shape::head_size),
         multimodal: c.multimodal,
         runnable: false,

@@ -115,6 +115,21 @@ fn heads_of_their_own() {
 }
 
 #[test]
+fn experts_by_their_many_names() {
+    for (name, experts) in [
+        ("gpt-oss-120b", Some((4, 128))),
+        ("deepseek-v3", Some((8, 256))),
+        ("kimi-k3", Some((16, 896))),
+        ("longcat-flash", Some((12, 512))),
+        ("gemma-4-26b-a4b", Some((8, 128))),
+        ("granite-4.0-h-350m", None),
+        ("qwen3-8b", None),
+    ] {
+        assert_eq!(fixture(name).experts, experts, "{name}");
+    }
+}
+
+#[test]
 fn encoders() {
     let w = fixture("whisper-tiny");
     assert_eq!((w.mixers.len(), w.max_encoder_tokens, w.max_model_len), (4 + 8, 1500, Some(448)));

@@ -45,7 +45,11 @@ pub fn run(args: ExplainArgs, registry: Registry) -> Result<ExitCode, CliError> 
 
 fn one(model: &model::Model, args: &ExplainArgs, registry: Registry) -> Result<Outcome, CliError> {
     let contenders = Contenders::parse(&args.of, registry.clone())?;
-    let mut outcome = explain(&model.needs, model.weights_bytes, &args.options(registry)?, &contenders)?;
+    let weights = match contenders {
+        Contenders::Own(_) => model.made_bytes.or(model.weights_bytes),
+        Contenders::Catalog(_) => model.weights_bytes,
+    };
+    let mut outcome = explain(&model.needs, weights, &args.options(registry)?, &contenders)?;
     outcome.report.files = model.files.clone();
     Ok(outcome)
 }

@@ -2,7 +2,7 @@
 
 use super::super::CliError;
 use headway_engine::{
-    loading::{GgufFile, json},
+    loading::{self, GgufFile, json},
     models::ModelNeeds,
     sources::{self, FetchOptions, ModelSpec, NoProgress},
 };
@@ -17,6 +17,8 @@ pub struct Model {
     pub needs: ModelNeeds,
     /// Bytes of its weight files; `None`: there are none here.
     pub weights_bytes: Option<u64>,
+    /// Bytes of the weights as headway holds them, where it makes quantised ones another type at load.
+    pub made_bytes: Option<u64>,
     /// The file that was read.
     pub files: String,
 }
@@ -60,7 +62,12 @@ fn folder(path: &Path) -> Result<Model, CliError> {
     let file = path.join("config.json");
     if file.is_file() {
         let bytes = weights.iter().map(|f| size(f)).sum();
-        return config(&file, (!weights.is_empty()).then_some(bytes));
+        let mut model = config(&file, (!weights.is_empty()).then_some(bytes))?;
+        if model.needs.quantisation.is_some() {
+            // A format that isn't read is start-up's to refuse.
+            model.made_bytes = loading::open(path).ok().map(|f| f.checkpoint.total_bytes());
+        }
+        return Ok(model);
     }
     match ggufs.first() {
         Some(first) => gguf(first),
@@ -73,7 +80,7 @@ fn folder(path: &Path) -> Result<Model, CliError> {
 fn config(path: &Path, weights_bytes: Option<u64>) -> Result<Model, CliError> {
     let file = path.display().to_string();
     let needs = ModelNeeds::from_config(&file, &json::read(path)?)?;
-    Ok(Model { needs, weights_bytes, files: file })
+    Ok(Model { needs, weights_bytes, made_bytes: None, files: file })
 }
 
 fn gguf(path: &Path) -> Result<Model, CliError> {
@@ -81,6 +88,7 @@ fn gguf(path: &Path) -> Result<Model, CliError> {
     Ok(Model {
         needs: ModelNeeds::from_gguf(&g)?,
         weights_bytes: Some(size(path)),
+        made_bytes: None,
         files: path.display().to_string(),
     })
 }

@@ -14,6 +14,8 @@ pub(super) trait Elem: Copy {
     const UNIT_SIZE: usize = Self::SIZE * Self::UNIT;
     /// Whether this is float32: then a copy in float32 is no gain.
     const IS_F32: bool = false;
+    /// Whether reading asks for lines ahead: not where they are in the nearest cache already.
+    const AHEAD: bool = true;
     /// Most rows for which elements are converted in registers as they are read, each time they are
     /// read; with more rows, and for types whose conversion costs more, a tile is converted once.
     const DIRECT_ROWS: usize;
@@ -64,6 +66,29 @@ elems! {
     E4m3, 1, false, 0, load_e4m3;
     /// 8-bit float, 5 exponent bits.
     E5m2, 1, false, 0, load_e5m2;
+}
+
+/// float32 of a tile that stays in the nearest cache while many rows pass.
+#[derive(Clone, Copy)]
+pub(super) struct Near;
+impl Elem for Near {
+    const SIZE: usize = 4;
+    const IS_F32: bool = true;
+    const AHEAD: bool = false;
+    const DIRECT_ROWS: usize = 0;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8) -> L {
+        // SAFETY: as the trait demands.
+        unsafe { L::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_units<L: Lanes>(p: *const u8) -> [L; 2] {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let x = L::load(p);
+            [x, x]
+        }
+    }
 }
 
 /// bfloat16, in pairs: a shift and a mask widen both elements of a pair.

@@ -5,7 +5,7 @@
 //! tokens), whatever the blocking: how rows are grouped never shows in a bit of the result.
 //!
 //! Pages lie anywhere in memory, so that the processor's own prefetchers begin anew with every block.
-//! Both products therefore ask, with every line that they read, for the same line of the next tile.
+//! Both products therefore ask, with every line that they read from there, for one that comes later.
 
 use super::{
     elem::Elem,
@@ -49,7 +49,7 @@ pub(super) unsafe fn scores<L: Lanes, E: Elem, const M: usize, const G: usize>(
         let mut acc = [[[L::splat(0.0); 2]; G]; M];
         for d in (0..head_size).step_by(E::UNIT) {
             let at = d * GROUP * E::SIZE;
-            if at.is_multiple_of(LINE) {
+            if E::AHEAD && at.is_multiple_of(LINE) {
                 for g in 0..G {
                     prefetch(next[g].wrapping_add(at));
                 }
@@ -141,8 +141,10 @@ pub(super) unsafe fn weigh<L: Lanes, E: Elem, const M: usize, const V: usize>(
             }
             while t + E::UNIT <= end {
                 let at = t % GROUP / E::UNIT * v.stride;
-                for line in (0..V * L::N * E::UNIT_SIZE).step_by(LINE) {
-                    prefetch(next.wrapping_add(at + line));
+                if E::AHEAD {
+                    for line in (0..V * L::N * E::UNIT_SIZE).step_by(LINE) {
+                        prefetch(next.wrapping_add(at + line));
+                    }
                 }
                 weigh_unit::<L, E, M, V>(&mut a, p.add(t), group.add(at));
                 t += E::UNIT;

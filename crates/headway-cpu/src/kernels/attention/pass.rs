@@ -112,9 +112,7 @@ impl Pass<'_> {
         unsafe {
             for g in b.groups() {
                 let to = self.at(self.job.layout.keys + g * size * GROUP);
-                for line in (0..GROUP * size * E::SIZE).step_by(LINE) {
-                    prefetch(rows.ahead[g].wrapping_add(line));
-                }
+                fetch(rows.ahead[g], GROUP * size * E::SIZE);
                 A::turn_latents::<E>(rows.groups[g], (size, width), to, values.add(g * GROUP * 16));
                 groups[g] = to.cast_const().cast();
             }
@@ -127,11 +125,14 @@ impl Pass<'_> {
     /// # Safety
     /// As [`process`](super::item::process); keys of the tile.
     pub(super) unsafe fn convert_keys<A: Level, E: Elem>(&self, b: &Block, keys: &Keys) -> Keys {
-        if E::IS_F32 {
-            return *keys;
-        }
         let size = self.job.shape.head_size;
         let mut groups = [std::ptr::null(); GROUPS];
+        if E::IS_F32 {
+            for g in b.groups() {
+                fetch(keys.ahead[g], GROUP * size * E::SIZE);
+            }
+            return *keys;
+        }
         // SAFETY: a group has `head_size x GROUP` elements, and the scratch room for all four.
         unsafe {
             for g in b.groups() {
@@ -207,4 +208,9 @@ impl Pass<'_> {
         // SAFETY: `[rows, heads]`, checked by the wrapper; no other item writes this row.
         unsafe { self.lse_at(row).write(lse()) };
     }
+}
+
+/// Asks for all lines of `bytes` bytes at `p`.
+fn fetch(p: *const u8, bytes: usize) {
+    (0..bytes).step_by(LINE).for_each(|line| prefetch(p.wrapping_add(line)));
 }

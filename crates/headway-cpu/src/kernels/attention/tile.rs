@@ -1,7 +1,7 @@
 //! One tile of 64 keys: scores of all rows, the online softmax step, weighted values.
 
 use super::{
-    elem::{Elem, F32},
+    elem::{Elem, Near},
     level::Level,
     micro::{GROUP, GROUPS, TILE, Values},
     pass::Pass,
@@ -44,11 +44,13 @@ pub(super) struct Blocks<A, E>(PhantomData<(A, E)>);
 impl<A: Level, E: Elem> Blocks<A, E> {
     /// Whether this type is ever read directly.
     pub(super) const DIRECT: bool = E::DIRECT_ROWS > 0;
-    /// Most rows of a block. Four are enough where conversion needs registers too.
-    const MOST: usize = if E::IS_F32 || A::ROWS < 4 { A::ROWS } else { 4 };
+    /// Most rows of a block. Four are enough where memory is slower, and conversion needs registers too.
+    const MOST: usize = if !E::AHEAD || A::ROWS < 4 { A::ROWS } else { 4 };
     const UP_TO_4: bool = Self::MOST >= 4;
     /// Whether three rows are few enough for wide blocks of groups or columns: a pair takes more registers.
     const WIDE_3: bool = E::UNIT == 1;
+    /// And one row for the widest ones.
+    const WIDEST_1: bool = E::UNIT == 1;
     const UP_TO_6: bool = Self::MOST >= 6;
 
     /// Rows in equal blocks: `(first, count)` of each.
@@ -123,9 +125,9 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
     // SAFETY: as the caller has promised.
     unsafe {
         for g in b.groups() {
-            for (n, (first, rows)) in Blocks::<A, F32>::of(p.rows).enumerate() {
+            for (first, rows) in Blocks::<A, Near>::of(p.rows) {
                 if sees_any(p, first, rows, b.at + g * GROUP) {
-                    block_scores::<A, F32>(p, first, rows, g..g + 1, &keys.for_block(n), 1);
+                    block_scores::<A, Near>(p, first, rows, g..g + 1, keys, 1);
                 }
             }
         }
@@ -136,7 +138,7 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
             let panel = values.add(c * TILE);
             let groups = std::array::from_fn(|g| panel.wrapping_add(g * GROUP * 16).cast());
             let panel = Values { groups, ahead: groups, stride: 64 };
-            for (first, rows) in Blocks::<A, F32>::of(p.rows) {
+            for (first, rows) in Blocks::<A, Near>::of(p.rows) {
                 for_common_and_ragged(p, b, first, rows, |first, rows, tokens| {
                     weigh_panel::<A>(p, first, rows, &panel, c, tokens);
                 });
@@ -298,12 +300,12 @@ unsafe fn weigh_panel<A: Level>(
     unsafe {
         if c + 16 > width {
             for row in 0..rows {
-                A::weigh_narrow::<F32>(w.add(row * TILE), panel, tokens, acc.add(row * width));
+                A::weigh_narrow::<Near>(w.add(row * TILE), panel, tokens, acc.add(row * width));
             }
         } else if A::N == 16 {
-            with_rows!(rows, A::weigh::<F32, _, 1>(w, panel, tokens, acc, width));
+            with_rows!(rows, A::weigh::<Near, _, 1>(w, panel, tokens, acc, width));
         } else {
-            with_rows!(rows, A::weigh::<F32, _, 2>(w, panel, tokens, acc, width));
+            with_rows!(rows, A::weigh::<Near, _, 2>(w, panel, tokens, acc, width));
         }
     }
 }
@@ -329,9 +331,11 @@ unsafe fn weigh_all<A: Level, E: Elem>(
     let mut c = 0;
     // SAFETY: as the caller has promised; columns up to `width`.
     unsafe {
-        while Blocks::<A, E>::UP_TO_4 && rows == 1 && c + 8 * A::N <= width {
-            A::weigh::<E, 1, 8>(w, &columns(c), tokens, acc.add(c), width);
-            c += 8 * A::N;
+        if Blocks::<A, E>::WIDEST_1 {
+            while Blocks::<A, E>::UP_TO_4 && rows == 1 && c + 8 * A::N <= width {
+                A::weigh::<E, 1, 8>(w, &columns(c), tokens, acc.add(c), width);
+                c += 8 * A::N;
+            }
         }
         while Blocks::<A, E>::UP_TO_4 && rows <= 2 && c + 4 * A::N <= width {
             let (v, acc) = (columns(c), acc.add(c));

@@ -40,6 +40,7 @@
 //! A row's bits depend on its query, its keys and values, the layer and the instruction set alone: see
 //! `plan` and `micro`. So batch invariance costs nothing and is always on.
 
+#[expect(clippy::needless_range_loop, reason = "one index runs over units and over places")]
 mod convert;
 mod elem;
 mod entry;

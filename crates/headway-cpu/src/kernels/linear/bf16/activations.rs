@@ -59,7 +59,7 @@ impl Activations {
 
     /// Row `row` and all after it.
     #[inline(always)]
-    pub(super) fn from_row(&self, row: usize) -> &[u8] {
+    pub(super) fn rows_from(&self, row: usize) -> &[u8] {
         bytemuck::cast_slice(&self.lines[row * self.depth..self.rows * self.depth])
     }
 }

@@ -58,7 +58,7 @@ unsafe fn block<const R: usize, const P: usize>(
     end: usize,
 ) {
     let lines: [*const u8; P] = std::array::from_fn(|p| w.panel(panel + p).as_ptr());
-    let rows: [*const u8; R] = std::array::from_fn(|r| x.from_row(m + r).as_ptr());
+    let rows: [*const u8; R] = std::array::from_fn(|r| x.rows_from(m + r).as_ptr());
     let mut sums = [[_mm512_setzero_ps(); P]; R];
     for pair in 0..x.stride() / 4 {
         // SAFETY: a panel has a line, and a row has 4 bytes, for every pair.

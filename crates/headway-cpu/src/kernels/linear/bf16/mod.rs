@@ -59,10 +59,11 @@ pub(super) fn multiply(products: Products, job: &Job<'_>, x: &Activations, w: &P
         return;
     }
     let _last = w.panel((rows.end - 1) / COLUMNS);
-    // SAFETY: products of a kind are only chosen where the processor has them; rows and panels exist, as
-    // checked above; a task alone writes its part of the output.
     match products {
+        // SAFETY: products of a kind are only chosen where the processor has them; rows and panels exist, as
+        // checked above; a task alone writes its part of the output.
         Products::Dots => unsafe { dot::multiply(job, x, w, rows) },
+        // SAFETY: as above.
         Products::Tiles => unsafe { tiles::multiply(job, x, w, rows) },
     }
 }

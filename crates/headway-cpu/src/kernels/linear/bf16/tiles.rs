@@ -68,7 +68,7 @@ unsafe fn block<const M: usize, const N: usize>(
     end: usize,
 ) {
     let (stride, lines) = (x.stride(), [w.panel(panel), w.panel(panel + N - 1)]);
-    let a = x.from_row(m).as_ptr();
+    let a = x.rows_from(m).as_ptr();
     tiles.zero::<0>();
     if N == 2 {
         tiles.zero::<1>();

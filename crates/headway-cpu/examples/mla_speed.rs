@@ -19,10 +19,8 @@ use headway_cpu::{
     CpuExec, CpuMla, CpuOptions,
     backends::cpu_mla::{CpuMlaBuilder, CpuMlaConfig, CpuMlaLayer, Sizes},
     kernels::{
-        attention::{
-            Batch, CacheLayout, GROUP, LayerNumbers, Lse, Plan, Request, Workspace, attend,
-            ceiling::multiply_add_rate,
-        },
+        attention::{Batch, CacheLayout, GROUP, LayerNumbers, Lse, Plan, Request, Workspace, attend},
+        ceiling::multiply_add_rate,
         mla::{Pages, Run, Source, expand, gather},
     },
 };

@@ -139,14 +139,17 @@ pub(super) unsafe fn weigh<L: Lanes, E: Elem, const M: usize, const V: usize>(
                 weigh_one::<L, E, M, V>(&mut a, p.add(t), group.add(t % GROUP / 2 * v.stride), 1);
                 t += 1;
             }
+            let at = t % GROUP / E::UNIT * v.stride;
+            let (mut unit, mut next) = (group.wrapping_add(at), next.wrapping_add(at));
             while t + E::UNIT <= end {
-                let at = t % GROUP / E::UNIT * v.stride;
                 if E::AHEAD {
                     for line in (0..V * L::N * E::UNIT_SIZE).step_by(LINE) {
-                        prefetch(next.wrapping_add(at + line));
+                        prefetch(next.wrapping_add(line));
                     }
+                    next = next.wrapping_add(v.stride);
                 }
-                weigh_unit::<L, E, M, V>(&mut a, p.add(t), group.add(at));
+                weigh_unit::<L, E, M, V>(&mut a, p.add(t), unit);
+                unit = unit.wrapping_add(v.stride);
                 t += E::UNIT;
             }
             if E::UNIT == 2 && t < end {

@@ -22,6 +22,8 @@ use std::arch::asm;
 pub(crate) const SIDE: usize = 16;
 /// Bytes of a tile's row at most.
 pub(crate) const ROW: usize = 64;
+/// Bytes of a full tile.
+pub(crate) const FULL: usize = SIDE * ROW;
 
 /// Shapes of the eight tiles, as `ldtilecfg` reads them.
 #[derive(Clone, Copy)]
@@ -64,6 +66,15 @@ impl Tiles {
         // SAFETY: the caller's: the instruction is there; it reads 64 bytes, which `Config` has.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, preserves_flags, readonly)) };
         Self(std::marker::PhantomData)
+    }
+
+    /// The tiles that this thread holds already, by a value that is out of reach.
+    ///
+    /// # Safety
+    /// There is such a value, and it is not used while this one is.
+    #[inline(always)]
+    pub(crate) unsafe fn held() -> std::mem::ManuallyDrop<Self> {
+        std::mem::ManuallyDrop::new(Self(std::marker::PhantomData))
     }
 
     /// Other shapes; all tiles are zero again.

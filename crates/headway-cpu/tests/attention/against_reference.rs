@@ -20,7 +20,7 @@ fn tolerance(dtype: DType) -> Tolerance {
 }
 
 /// Runs a batch at every level, alone and with three threads; clean and poisoned caches must agree.
-fn check(l: &Layer, reqs: &[Req], shared: usize, padding: usize, seed: u64) -> Result<(), String> {
+pub fn check(l: &Layer, reqs: &[Req], shared: usize, padding: usize, seed: u64) -> Result<(), String> {
     let w = World::new(l, reqs, shared, padding, &mut Rng::new(seed));
     let want = l.reference(&w);
     let live = w.rows() * l.heads * l.size_v;

@@ -3,6 +3,7 @@
 
 mod act;
 mod against_reference;
+mod bf16;
 mod layer;
 mod refusals;
 mod run;

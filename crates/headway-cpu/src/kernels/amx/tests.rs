@@ -1,10 +1,7 @@
 //! Tiles against their model. Without AMX there is nothing to run; then the model alone is tested.
 
-use super::{Config, ROW, SIDE, Tiles, model};
+use super::{Config, FULL, ROW, SIDE, Tiles, model};
 use crate::Isa;
-
-/// Bytes of a full tile.
-const TILE: usize = SIDE * ROW;
 
 /// Pseudo-random bfloat16 bits: numbers of every size, denormals and zeros among them, no infinities.
 fn bits(seed: u64, n: usize) -> Vec<u16> {
@@ -84,9 +81,9 @@ fn a_configuration_zeroes_tiles_and_each_thread_has_its_own() {
         return;
     }
     let full = Config::new([(SIDE, ROW); 8]);
-    let twos = [2f32; TILE / 4];
+    let twos = [2f32; FULL / 4];
     let stored = |tiles: &Tiles| {
-        let mut out = [1f32; TILE / 4];
+        let mut out = [1f32; FULL / 4];
         // SAFETY: a full tile.
         unsafe { tiles.store::<7>(out.as_mut_ptr().cast(), ROW) };
         out
@@ -99,11 +96,11 @@ fn a_configuration_zeroes_tiles_and_each_thread_has_its_own() {
             let mut tiles = Tiles::new(&full);
             let before = stored(&tiles);
             tiles.zero::<7>();
-            before == [0.0; TILE / 4]
+            before == [0.0; FULL / 4]
         });
         assert!(other.join().unwrap());
         assert!(stored(&tiles) == twos);
         tiles.configure(&full);
-        assert!(stored(&tiles) == [0.0; TILE / 4]);
+        assert!(stored(&tiles) == [0.0; FULL / 4]);
     }
 }

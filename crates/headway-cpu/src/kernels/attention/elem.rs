@@ -12,6 +12,8 @@ pub(super) trait Elem: Copy {
     const UNIT: usize = 1;
     /// Bytes of a unit.
     const UNIT_SIZE: usize = Self::SIZE * Self::UNIT;
+    /// Whether it is multiplied in AMX tiles, by `tiles`.
+    const TILES: bool = false;
     /// Whether this is float32: then a copy in float32 is no gain.
     const IS_F32: bool = false;
     /// Whether reading asks for lines ahead: not where they are in the nearest cache already.
@@ -107,6 +109,28 @@ impl Elem for Bf16 {
     unsafe fn load_units<L: Lanes>(p: *const u8) -> [L; 2] {
         // SAFETY: as the trait demands.
         unsafe { L::load_bf16_pairs(p) }
+    }
+}
+
+/// bfloat16 that is multiplied in tiles.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(super) struct Bf16InTiles;
+#[cfg(target_arch = "x86_64")]
+impl Elem for Bf16InTiles {
+    const SIZE: usize = Bf16::SIZE;
+    const UNIT: usize = Bf16::UNIT;
+    const TILES: bool = true;
+    const DIRECT_ROWS: usize = 0;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u8) -> L {
+        // SAFETY: as the trait demands.
+        unsafe { Bf16::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_units<L: Lanes>(p: *const u8) -> [L; 2] {
+        // SAFETY: as the trait demands.
+        unsafe { Bf16::load_units(p) }
     }
 }
 

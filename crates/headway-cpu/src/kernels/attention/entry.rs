@@ -1,13 +1,18 @@
 //! The kernels for an instruction set and a cache's element type, picked once a call.
 
 #[cfg(target_arch = "x86_64")]
-use super::level::{Avx2Level, Avx512Level};
+use super::{
+    elem::Bf16InTiles,
+    level::{Avx2Level, Avx512Level},
+    tiles,
+};
 use super::{
     elem::{Bf16, E4m3, E5m2, F16, F32},
     item::process,
     job::{Job, Work},
     level::{Level, PortableLevel},
     pack::Tokens,
+    shape::Shape,
 };
 use crate::Isa;
 use headway_tensor::DType;
@@ -26,9 +31,13 @@ fn of_level<A: Level>(cache: DType) -> Option<Run> {
     })
 }
 
-/// The kernel for a level and a cache's element type; `None` for a type that caches don't have.
-pub(super) fn kernel(isa: Isa, cache: DType) -> Option<Run> {
+/// The kernel for a level, a cache's element type and a layer's heads; `None` for a type that caches don't have.
+pub(super) fn kernel(isa: Isa, cache: DType, shape: &Shape) -> Option<Run> {
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = shape;
     match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx if cache == DType::BF16 && tiles::fit(shape) => Some(process::<Avx512Level, Bf16InTiles>),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => of_level::<Avx2Level>(cache),
         #[cfg(target_arch = "x86_64")]
@@ -55,7 +64,7 @@ pub(super) fn pack(isa: Isa) -> Pack {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => pack_of::<Avx2Level>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => pack_of::<Avx512Level>(),
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => pack_of::<Avx512Level>(),
         _ => pack_of::<PortableLevel>(),
     }
 }

@@ -7,6 +7,8 @@
 //! addresses is known, and so is the next line). The online softmax and the merge of partial results by
 //! their log-sum-exp are those of FlashAttention (Dao et al., 2022) and Flash-Decoding (2023).
 
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use super::{
     elem::Elem,
     job::{Job, Work},
@@ -16,7 +18,7 @@ use super::{
     pass::Pass,
     place::{Place, groups_ahead},
     plan::CHUNK,
-    shape::Form,
+    shape::{Form, LINE},
     tile::{self, Block, Blocks, Keys},
 };
 use std::{
@@ -35,7 +37,14 @@ pub(super) unsafe fn process<A: Level, E: Elem>(job: &Job<'_>, work: Work<'_>, s
     let tokens = (work.item.q_end - work.item.q_begin) as usize;
     // Query heads of a key/value head in one pass: all, but for groups of more heads than there are rows.
     let per_pass = group.min(job.shape.max_rows());
-    let per_band = (job.shape.max_rows() / (tokens * per_pass).max(1)).max(1);
+    let per_band = match (job.shape.max_rows() / (tokens * per_pass).max(1)).max(1) {
+        // Tiles of rows end at multiples of 16: those after a head's last row are not another's.
+        _ if E::TILES && tokens * per_pass > LINE => 1,
+        heads => heads,
+    };
+    // SAFETY: a kernel with tiles runs where they may be used; they are given back when the item is done.
+    #[cfg(target_arch = "x86_64")]
+    let _tiles = E::TILES.then(|| unsafe { tiles::begin(tokens * per_pass) });
     let item = work.item.head_begin as usize..work.item.head_end as usize;
     let bands = || {
         let item = item.clone();
@@ -101,6 +110,10 @@ impl<'a> Band<'a> {
             let mut sees = (0, 0);
             for i in 0..heads {
                 sees = self.pass(i).prepare::<A>();
+                #[cfg(target_arch = "x86_64")]
+                if E::TILES {
+                    tiles::prepare::<A>(&self.pass(i));
+                }
             }
             let low = sees.0.max(item.chunk_begin as usize * CHUNK);
             let high = sees.1.min(item.chunk_end as usize * CHUNK);
@@ -175,7 +188,10 @@ unsafe fn tile<A: Level, E: Elem>(pass: &Pass<'_>, block: &Block, place: &Place,
     // SAFETY: rows fit the scratch; keys lie below the request's length, whose blocks are in the table
     // and in the cache.
     unsafe {
-        if direct {
+        if E::TILES {
+            #[cfg(target_arch = "x86_64")]
+            tiles::tile::<A>(pass, block, &keys, &values);
+        } else if direct {
             tile::direct::<A, E>(pass, block, &keys, &values, distance);
         } else if latent {
             let (keys, values) = pass.turn_latents::<A, E>(block, &keys);

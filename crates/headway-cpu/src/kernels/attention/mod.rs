@@ -61,6 +61,8 @@ mod shape;
 mod soften;
 mod table;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod workspace;
 mod write;
 
@@ -284,7 +286,7 @@ pub fn attend(
     if !isa_is_available(isa) {
         return Err(inputs(format!("kernels for {isa} can't run on this machine")));
     }
-    let run = entry::kernel(isa, cache.dtype).ok_or(TensorError::WrongDType {
+    let run = entry::kernel(isa, cache.dtype, &shape).ok_or(TensorError::WrongDType {
         what: "KV cache",
         found: cache.dtype,
         supported: "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2",

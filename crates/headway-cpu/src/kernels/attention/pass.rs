@@ -55,6 +55,35 @@ impl Pass<'_> {
         self.at(self.job.layout.row_state + (self.first + row) * 4 + which * 2)
     }
 
+    /// A row's query as terms of bfloat16, rows of `head_size`; the terms are as far apart as their rows are long
+    /// in all ([`Pass::tile_rows`]).
+    pub(super) fn q_terms(&self, row: usize) -> *mut u16 {
+        let q = self.at(self.job.layout.q_terms).cast::<u16>();
+        q.wrapping_add((self.first + row) * self.job.shape.head_size)
+    }
+
+    /// A row's weights as terms of bfloat16, rows of `TILE`.
+    pub(super) fn weight_terms(&self, row: usize) -> *mut u16 {
+        self.at(self.job.layout.weight_terms).cast::<u16>().wrapping_add((self.first + row) * TILE)
+    }
+
+    /// Room for a tile's values in pairs of tokens.
+    pub(super) fn value_pairs(&self) -> *mut u8 {
+        self.at(self.job.layout.value_pairs).cast()
+    }
+
+    /// Rows of each term.
+    pub(super) fn tile_rows(&self) -> usize {
+        self.job.layout.tile_rows
+    }
+
+    /// Where a row's query lies.
+    pub(super) fn query(&self, row: usize) -> *const u8 {
+        let (q, (token, head)) = (&self.job.q, self.token_and_head(row));
+        let at = (self.work.request.first_row + token) * q.token_stride + head * q.head_stride;
+        q.base.wrapping_add(at)
+    }
+
     /// Token (of the request's new ones) and query head of a row.
     pub(super) fn token_and_head(&self, row: usize) -> (usize, usize) {
         (self.work.item.q_begin as usize + row / self.heads.1, self.heads.0 + row % self.heads.1)
@@ -81,16 +110,14 @@ impl Pass<'_> {
         unsafe {
             let bounds = self.at(job.layout.bounds).cast::<u32>().add(self.first * 2);
             for row in 0..self.rows {
-                let (token, head) = self.token_and_head(row);
+                let (token, _) = self.token_and_head(row);
                 let (a, b) = self.work.request.sees(token, job.window);
                 bounds.add(row * 2).write(a as u32);
                 bounds.add(row * 2 + 1).write(b as u32);
                 if a < b {
                     (low, high) = (low.min(a), high.max(b));
                 }
-                let at =
-                    (self.work.request.first_row + token) * job.q.token_stride + head * job.q.head_stride;
-                A::read_row(job.dtype, job.q.base.add(at), self.q(row), size, job.scale);
+                A::read_row(job.dtype, self.query(row), self.q(row), size, job.scale);
             }
         }
         (low.min(high), high)

@@ -10,7 +10,9 @@ const MOST_LATENT: usize = 1024;
 /// Rows that share a pass over latents: the heads of a large model, so that a page is read and turned once for all.
 const LATENT_ROWS: usize = 128;
 /// float32 to a cache line.
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
+/// Most bfloat16 that a number is a sum of in tiles: three are all of a float32.
+pub(super) const TERMS: usize = 3;
 
 /// What a page of the cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +137,7 @@ impl Shape {
 
     /// Where the arrays of a worker's scratch begin.
     pub(super) fn scratch(&self) -> ScratchLayout {
-        let rows = self.max_rows();
+        let (rows, tile_rows) = (self.max_rows(), self.max_rows().next_multiple_of(LINE));
         let mut end = 0;
         let mut place = |floats: usize| {
             let at = end;
@@ -144,13 +146,17 @@ impl Shape {
         };
         ScratchLayout {
             q: place(rows * self.head_size),
-            acc: place(rows * self.head_size_v),
+            acc: place(tile_rows * self.head_size_v),
             total: place(rows * self.head_size_v),
-            scores: place(rows * TILE),
+            scores: place(tile_rows * TILE),
             keys: place(TILE * self.head_size),
             values: place(TILE * self.head_size_v.next_multiple_of(LINE)),
             row_state: place(rows * 4),
             bounds: place(rows * 2),
+            q_terms: place((TERMS * tile_rows * self.head_size).div_ceil(2)),
+            weight_terms: place(TERMS * tile_rows * TILE / 2),
+            value_pairs: place((TILE * self.head_size_v).div_ceil(2)),
+            tile_rows,
             floats: end,
         }
     }
@@ -176,11 +182,11 @@ pub(super) const GUARD: usize = LINE;
 pub(super) struct ScratchLayout {
     /// `[rows, head_size]`: queries, scaled.
     pub(super) q: usize,
-    /// `[rows, head_size_v]`: this chunk's values.
+    /// `[tile_rows, head_size_v]`: this chunk's values.
     pub(super) acc: usize,
     /// `[rows, head_size_v]`: the merged chunks' values.
     pub(super) total: usize,
-    /// `[rows, TILE]`: scores, then weights.
+    /// `[tile_rows, TILE]`: scores, then weights.
     pub(super) scores: usize,
     /// `[GROUPS, head_size, GROUP]`: keys in float32.
     pub(super) keys: usize,
@@ -190,6 +196,14 @@ pub(super) struct ScratchLayout {
     pub(super) row_state: usize,
     /// `[2, rows]`, u32: first key that a row sees, and the one after the last.
     pub(super) bounds: usize,
+    /// `[TERMS, tile_rows, head_size]`, bfloat16: queries, for tiles.
+    pub(super) q_terms: usize,
+    /// `[TERMS, tile_rows, TILE]`, bfloat16: weights, for tiles.
+    pub(super) weight_terms: usize,
+    /// `[TILE / 2, head_size_v, 2]`, bfloat16: values of a tile that don't lie in one piece, for tiles.
+    pub(super) value_pairs: usize,
+    /// Rows up to whole tiles.
+    pub(super) tile_rows: usize,
     /// All of it.
     pub(super) floats: usize,
 }
@@ -197,7 +211,7 @@ pub(super) struct ScratchLayout {
 #[cfg(test)]
 impl ScratchLayout {
     /// Each array's name and where its guard ends, in float32.
-    pub(super) fn ends(&self) -> [(&'static str, usize); 8] {
+    pub(super) fn ends(&self) -> [(&'static str, usize); 11] {
         [
             ("q", self.acc),
             ("acc", self.total),
@@ -206,7 +220,10 @@ impl ScratchLayout {
             ("keys", self.values),
             ("values", self.row_state),
             ("row_state", self.bounds),
-            ("bounds", self.floats),
+            ("bounds", self.q_terms),
+            ("q_terms", self.weight_terms),
+            ("weight_terms", self.value_pairs),
+            ("value_pairs", self.floats),
         ]
     }
 }

@@ -151,7 +151,7 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
 ///
 /// # Safety
 /// As [`Pass::bounds`].
-unsafe fn sees_any(p: &Pass<'_>, first: usize, rows: usize, at: usize) -> bool {
+pub(super) unsafe fn sees_any(p: &Pass<'_>, first: usize, rows: usize, at: usize) -> bool {
     // SAFETY: rows of the pass. Bounds rise with the row, but for rows that see nothing, which come
     // first and have (0, 0).
     let ((low, _), (_, high)) = unsafe { (p.bounds(first), p.bounds(first + rows - 1)) };
@@ -207,7 +207,7 @@ unsafe fn block_scores<A: Level, E: Elem>(
 ///
 /// # Safety
 /// As [`direct`]; the row's scores are there.
-unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
+pub(super) unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
     // SAFETY: the row's arrays lie in the scratch; heads are those of the layer.
     unsafe {
         let seen = seen(p, b, row);
@@ -232,7 +232,7 @@ unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
 ///
 /// # Safety
 /// As [`Pass::bounds`].
-unsafe fn seen(p: &Pass<'_>, b: &Block, row: usize) -> (usize, usize) {
+pub(super) unsafe fn seen(p: &Pass<'_>, b: &Block, row: usize) -> (usize, usize) {
     // SAFETY: a row of the pass.
     let (low, high) = unsafe { p.bounds(row) };
     let (from, to) = (low.max(b.from), high.min(b.to));

@@ -28,7 +28,7 @@ const COLUMNS: usize = 16;
 /// Elements of K of a tile; rows are padded with zeros to a multiple of it.
 const DEPTH: usize = 32;
 /// Bytes of a tile of packed weights.
-const TILE: usize = COLUMNS * DEPTH * 2;
+const TILE: usize = crate::kernels::amx::FULL;
 
 /// How the products are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

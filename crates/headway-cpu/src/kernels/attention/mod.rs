@@ -38,7 +38,7 @@
 //!
 //! # Sameness
 //! A row's bits depend on its query, its keys and values, the layer and the instruction set alone: see
-//! `plan` and `micro`. So batch invariance costs nothing and is always on.
+//! `plan`, `micro` and, for AMX, `tiles`. So batch invariance costs nothing and is always on.
 
 #[expect(clippy::needless_range_loop, reason = "one index runs over units and over places")]
 mod convert;

@@ -13,7 +13,7 @@ import os
 import struct
 import subprocess
 import tempfile
-from ctypes import POINTER, byref, c_char_p, c_int, c_long, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import c_int, c_uint16, c_uint32, c_uint64, c_void_p
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 REGISTERS = "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split()
@@ -79,7 +79,8 @@ class Machine:
         lib.cpu_set_cr3.argtypes = lib.cpu_set_lstar.argtypes = lib.cpu_set_star.argtypes = [c_uint32, c_uint64]
         self.cpu = lib.bochscpu_cpu_new(0)
         self.size, self.default_watch = size, watch
-        self.memory = mmap.mmap(-1, size)
+        # Private, so that pages which are given back read as zero again.
+        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.helper.prepare.argtypes = [c_void_p] * 8 + [c_uint64]
         self.helper.prepare(self.cpu, address(lib.bochscpu_cpu_stop), address(lib.bochscpu_instr_bx_opcode),

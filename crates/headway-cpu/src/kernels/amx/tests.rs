@@ -61,15 +61,13 @@ fn tiles_multiply_as_the_model_says() {
             tiles.dot::<0, 1, 2>();
             tiles.store::<0>(c.as_mut_ptr().cast(), 80);
         }
-        for m in 0..SIDE {
-            for (n, got) in c[m].iter().enumerate() {
+        for (m, found) in c.iter().enumerate() {
+            for (n, found) in found.iter().enumerate() {
                 let row = &a[m * a_stride / 2..][..2 * pairs];
-                let column: Vec<u16> = (0..pairs)
-                    .flat_map(|k| (0..2).map(move |i| k * b_stride / 2 + 2 * n.min(15) + i))
-                    .map(|i| b[i])
-                    .collect();
+                let at = |k: usize, i: usize| b[k * b_stride / 2 + 2 * n.min(15) + i];
+                let column: Vec<u16> = (0..pairs).flat_map(|k| [at(k, 0), at(k, 1)]).collect();
                 let expected = if m < rows && n < cols { model::dot(0.5, row, &column) } else { 0.5 };
-                assert_eq!(got.to_bits(), expected.to_bits(), "{rows} {pairs} {cols}: {m}, {n}");
+                assert_eq!(found.to_bits(), expected.to_bits(), "{rows} {pairs} {cols}: {m}, {n}");
             }
         }
     }

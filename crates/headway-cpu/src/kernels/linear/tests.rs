@@ -526,6 +526,21 @@ fn tiles_sum_in_the_order_that_is_promised() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
+fn a_row_of_bfloat16_products_is_the_same_among_any_number() {
+    let (n, k) = (53, 100);
+    let (w, x) = (weight(WeightType::BF16, n, k, 5), activations(35, k, 6));
+    for isa in bf16_levels() {
+        let row = |i: usize| run(&cx(1, isa), vec![part(&w, None)], None, &x[i * k..(i + 1) * k], 1);
+        let alone: Vec<f32> = (0..35).flat_map(row).collect();
+        for m in [2, 5, 7, 16, 17, 33, 35] {
+            let out = run(&cx(1, isa), vec![part(&w, None)], None, &x, m);
+            assert!(out == alone[..m * n], "{isa}: {m} rows");
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
 fn packed_bfloat16_costs_its_padding_and_is_counted() {
     for isa in bf16_levels() {
         let layer =

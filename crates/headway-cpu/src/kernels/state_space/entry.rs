@@ -26,7 +26,7 @@ macro_rules! per_isa {
                     // SAFETY: an `Isa` of this level is only made where the processor has its features.
                     Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     // SAFETY: as above.
-                    Isa::Avx512 | Isa::Avx512Bf16 => return unsafe { avx512($($arg),*) },
+                    Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return unsafe { avx512($($arg),*) },
                     _ => {}
                 }
             }

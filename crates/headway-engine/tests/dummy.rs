@@ -7,7 +7,7 @@ use headway_engine::{
 use headway_testkit::testdata;
 use std::collections::BTreeSet;
 
-const MODELS: [&str; 16] = [
+const MODELS: [&str; 17] = [
     "tiny-llama",
     "tiny-llama-rope-scaling",
     "tiny-mistral",
@@ -24,6 +24,7 @@ const MODELS: [&str; 16] = [
     "tiny-bamba",
     "tiny-nemotron-h",
     "tiny-falcon-h1",
+    "tiny-granitemoehybrid",
 ];
 
 #[test]

@@ -22,7 +22,8 @@ use std::{
 };
 use support::{UnderTest, options};
 
-const MODELS: [&str; 4] = ["tiny-mamba2", "tiny-bamba", "tiny-nemotron-h", "tiny-falcon-h1"];
+const MODELS: [&str; 5] =
+    ["tiny-mamba2", "tiny-bamba", "tiny-granitemoehybrid", "tiny-nemotron-h", "tiny-falcon-h1"];
 
 /// Chunks of 5 tokens end inside chunks of the scan and inside the convolution's memory; 33 is one more than
 /// a chunk of the scan.

@@ -175,6 +175,3 @@ fn check(what: &'static str, dtype: DType, found: &[usize], shape: [usize; 2]) -
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests;

@@ -131,12 +131,6 @@ pub(super) fn granite_hybrid(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelErr
     let attends = attends(c, &kinds)?;
     let mixer = MixerSizes::read(c, &BAMBA, s.hidden)?;
     let experts = GraniteExperts::read(c)?;
-    if c.count("num_local_experts")?.is_some_and(|n| n > 0) {
-        return Err(c.unsupported(
-            "a mixture of experts beside states (num_local_experts above 0)",
-            "models of this family without experts are",
-        ));
-    }
     let rotates = c.get("position_embedding_type").and_then(|v| v.as_str()) == Some("rope");
     let ropes = if rotates { vec![c.rope("full_attention", s.head_size, 10000.0)?] } else { vec![] };
     let (scale, branch) = (c.opt_f64("attention_multiplier")?, factor(c, "residual_multiplier")?);

@@ -94,7 +94,7 @@ fn a_block_table_can_be_swapped() {
     let first = a.build(&cx, &w.common()).unwrap();
     let mut common = w.common();
     assert!(b.update_block_table(&cx, &first, &common).is_ok());
-    common.block_table = Dual::from_vec(vec![-5; w.table.len()]);
+    common.block_table = Dual::from_vec(vec![5; w.table.len() - 1]);
     assert!(b.update_block_table(&cx, &first, &common).is_err());
     let mut other = builder(&cx, &Layer::plain(2, 2, 16), false);
     assert!(other.update_block_table(&cx, &first, &w.common()).is_err());

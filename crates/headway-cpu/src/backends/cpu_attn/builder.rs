@@ -7,8 +7,8 @@ use crate::{
     kernels::attention::{Batch, Plan, Request, Shape, Workspace},
 };
 use headway_attention::{
-    AttentionError, BuilderPlan, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder, Result,
-    RuleBook,
+    AttentionError, BuilderPlan, Causal, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder,
+    Result, RuleBook,
     group::kv::spec::{KvQuantMode, TokensPerState},
 };
 use std::sync::Arc;
@@ -126,11 +126,15 @@ fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Req
             lengths.len()
         )));
     }
-    Ok(starts.windows(2).zip(lengths).enumerate().map(|(i, (w, &seq_len))| Request {
+    let all = match common.causal() {
+        Causal::All(c) => Some(*c),
+        Causal::PerRequest(_) => None,
+    };
+    Ok(starts.windows(2).zip(lengths).enumerate().map(move |(i, (w, &seq_len))| Request {
         first_row: w[0] as usize,
         q_len: (w[1] - w[0]) as usize,
         seq_len: seq_len as usize,
-        causal: common.causal().of(i),
+        causal: all.unwrap_or_else(|| common.causal().of(i)),
     }))
 }
 

@@ -6,7 +6,7 @@ use super::{
     shape::{ScratchLayout, Shape},
 };
 use headway_tensor::DType;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Rows in memory: `[tokens, heads, size]` with strides in bytes and a contiguous last dimension.
 #[derive(Clone, Copy)]
@@ -24,8 +24,29 @@ pub(super) struct CacheMap {
     pub(super) base: *const u8,
     pub(super) block_stride: usize,
     pub(super) block_size: usize,
+    pub(super) num_blocks: usize,
     pub(super) head_bytes: usize,
     pub(super) values: usize,
+}
+
+/// A block number of the table that the cache doesn't have, once one was met.
+#[derive(Default)]
+pub(super) struct BadBlock(AtomicU64);
+
+impl BadBlock {
+    const SEEN: u64 = 1 << 63;
+
+    /// Notes a block of a request's row.
+    #[cold]
+    pub(super) fn note(&self, request: u32, block: i32) {
+        self.0.store(Self::SEEN | u64::from(request & 0x7fff_ffff) << 32 | u64::from(block as u32), Relaxed);
+    }
+
+    /// The request and the block that were noted.
+    pub(super) fn get(&self) -> Option<(u32, i32)> {
+        let x = self.0.load(Relaxed);
+        (x & Self::SEEN != 0).then_some(((x >> 32) as u32 & 0x7fff_ffff, x as u32 as i32))
+    }
 }
 
 /// One call of the kernel.
@@ -43,6 +64,7 @@ pub(super) struct Job<'a> {
     pub(super) cache: CacheMap,
     pub(super) block_table: &'a [i32],
     pub(super) block_table_stride: usize,
+    pub(super) bad_block: &'a BadBlock,
     /// Factor on q·k, the keys' scale included.
     pub(super) scale: f32,
     pub(super) v_scale: f32,

@@ -59,7 +59,6 @@ mod place;
 mod plan;
 mod shape;
 mod soften;
-mod table;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -75,7 +74,7 @@ pub use write::{write_kv, write_latent};
 use crate::{Isa, pool::Pool};
 use headway_attention::{AttentionError, Result};
 use headway_tensor::{DType, TensorError, TensorMut, TensorRef, View};
-use job::{CacheMap, Job, Rows};
+use job::{BadBlock, CacheMap, Job, Rows};
 use std::sync::Arc;
 use workspace::Inner;
 
@@ -167,17 +166,16 @@ pub struct Batch {
     table: View<i32>,
     stride: usize,
     block_size: usize,
-    /// No block that is read has a higher number.
-    max_block: usize,
     window: Option<usize>,
 }
 
 impl Batch {
-    /// Checks that the table (`[requests, stride]`, on the host) has a block for every token that a row
-    /// of the plan can see: within `window`, which is the one that the plan was built with.
+    /// Checks that the table (`[requests, stride]`, on the host) has a place for every token that a row
+    /// of the plan can see: within `window`, which is the one that the plan was built with. The numbers
+    /// in it are checked where they are read, so that a step costs nothing for blocks that stay.
     ///
     /// # Errors
-    /// A table that is too small, on a device, or with negative numbers in that part.
+    /// A table that is too small, or on a device.
     pub fn new(
         plan: Arc<Plan>,
         table: View<i32>,
@@ -185,28 +183,22 @@ impl Batch {
         block_size: usize,
         window: Option<usize>,
     ) -> Result<Self> {
-        let numbers = table.host().ok_or_else(|| inputs("the block table is not on the host"))?;
+        let len = table.host().ok_or_else(|| inputs("the block table is not on the host"))?.len();
         if block_size == 0 {
             return Err(inputs("blocks of no tokens"));
         }
-        let mut max_block = 0;
-        for (i, r) in plan.requests().iter().enumerate().filter(|(_, r)| r.q_len > 0) {
-            let (low, _) = r.sees(0, window);
-            let blocks = low / block_size..r.seq_len.div_ceil(block_size);
-            let row = numbers.get(i * stride..(i + 1) * stride).and_then(|row| row.get(blocks));
-            let row = row.ok_or_else(|| {
-                inputs(format!("request {i} has {} tokens, more than its row of the block table", r.seq_len))
-            })?;
-            let (largest, signs) = table::largest_and_signs(row);
-            if signs < 0 {
-                let b = row.iter().find(|b| **b < 0).copied().unwrap_or(signs);
-                return Err(inputs(format!(
-                    "block {b} in the part of request {i}'s block table that is read"
-                )));
-            }
-            max_block = max_block.max(largest as usize);
+        let fits = |tokens: usize| tokens.div_ceil(block_size) <= stride;
+        if !fits(plan.most_keys()) || plan.requests().len().checked_mul(stride).is_none_or(|n| n > len) {
+            let requests = plan.requests().iter().enumerate();
+            let too_long = requests.clone().find(|(i, r)| !fits(r.seq_len) || (i + 1) * stride > len);
+            let (i, r) =
+                too_long.or_else(|| requests.clone().next_back()).ok_or_else(|| inputs("no requests"))?;
+            return Err(inputs(format!(
+                "request {i} has {} tokens, more than its row of the block table",
+                r.seq_len
+            )));
         }
-        Ok(Self { plan, table, stride, block_size, max_block, window })
+        Ok(Self { plan, table, stride, block_size, window })
     }
 
     /// The plan.
@@ -222,12 +214,8 @@ impl Batch {
                 cache.block_size, self.block_size
             )));
         }
-        if self.max_block >= cache.num_blocks && self.plan.requests().iter().any(|r| r.seq_len * r.q_len > 0)
-        {
-            return Err(inputs(format!(
-                "block {} is in use, but the cache has {}",
-                self.max_block, cache.num_blocks
-            )));
+        if cache.num_blocks == 0 && self.plan.most_keys() > 0 {
+            return Err(inputs("a cache without blocks"));
         }
         match (self.window, layer.window) {
             (Some(group), layer) if layer.is_none_or(|w| w > group) => Err(inputs(format!(
@@ -245,7 +233,8 @@ impl Batch {
 ///
 /// # Errors
 /// Shapes, dtypes and devices; a cache, plan or workspace that doesn't fit the others; an earlier result to merge
-/// with that isn't float32, or sinks or a scale on the values beside it.
+/// with that isn't float32, or sinks or a scale on the values beside it. A block that the cache doesn't have:
+/// `out` then holds rows of no meaning.
 pub fn attend(
     (pool, isa): (&Pool, Isa),
     batch: &Batch,
@@ -308,6 +297,7 @@ pub fn attend(
     }
     let head_bytes = cache.head_bytes(&shape);
     let table = batch.table.host().unwrap_or(&[]);
+    let bad_block = BadBlock::default();
     let job = Job {
         plan: &batch.plan,
         shape,
@@ -321,6 +311,7 @@ pub fn attend(
             base: bytes[cache.offset..].as_ptr(),
             block_stride: cache.block_stride,
             block_size: cache.block_size,
+            num_blocks: cache.num_blocks,
             head_bytes,
             values: match shape.form {
                 Form::KeysAndValues => cache.block_size * shape.head_size * cache.dtype.size(),
@@ -329,6 +320,7 @@ pub fn attend(
         },
         block_table: table,
         block_table_stride: batch.stride,
+        bad_block: &bad_block,
         scale: layer.scale * layer.k_scale,
         v_scale: layer.v_scale,
         window: layer.window,
@@ -343,12 +335,18 @@ pub fn attend(
         if let (Some(work), Some(mut scratch)) = (job.work(task), scratch) {
             // SAFETY: the machine has `isa`. The scratch has the layout's floats and is locked. `q`,
             // `out`, `lse` and the cache have what the plan and the shape reach, checked above; every
-            // block number that is read is in the cache (`Batch`). A plan's items hold disjoint
+            // block number is held against the cache before it is used (`place`). A plan's items hold disjoint
             // (rows, heads, chunks), each is run once, and the workspace is locked for this call.
             unsafe { run(&job, work, scratch.as_bytes_mut().as_mut_ptr().cast()) }
         }
     });
-    Ok(())
+    match bad_block.get() {
+        None => Ok(()),
+        Some((request, block)) => Err(inputs(format!(
+            "block {block} in the part of request {request}'s block table that is read; the cache has {}",
+            cache.num_blocks
+        ))),
+    }
 }
 
 /// The activations' types, and what lies behind a tensor of one of them.

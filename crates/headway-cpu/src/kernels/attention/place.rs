@@ -43,10 +43,14 @@ impl Place {
         for g in low.saturating_sub(at) / GROUP..(high - at).div_ceil(GROUP).min(GROUPS) {
             let token = at + g * GROUP;
             let (block, offset) = (token / cache.block_size, token % cache.block_size);
-            // SAFETY: the builder checked that the table has this block, and the wrapper that it is in
-            // the cache.
+            // SAFETY: `Batch` checked that the table has a place for this block. The number is below the
+            // cache's blocks, or 0, which every cache has.
             unsafe {
-                let number = *work.blocks.get_unchecked(block) as usize;
+                let mut number = *work.blocks.get_unchecked(block) as u32 as usize;
+                if number >= cache.num_blocks {
+                    job.bad_block.note(work.item.request, number as u32 as i32);
+                    number = 0;
+                }
                 let head = cache.base.add(number * cache.block_stride + kv_head * cache.head_bytes);
                 place.keys[g] = head.add(offset * shape.head_size * E::SIZE);
                 place.values[g] = head.add(cache.values + offset * shape.head_size_v * E::SIZE);

@@ -65,11 +65,12 @@ pub(super) struct Split {
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Plan {
     requests: Vec<Request>,
-    tiles: Vec<Tile>,
     items: Vec<Item>,
     splits: Vec<Split>,
     slots: usize,
     rows: usize,
+    /// Tokens of the longest request that has rows.
+    most_keys: usize,
     shape: Option<Shape>,
 }
 
@@ -80,7 +81,6 @@ impl Plan {
         let tiles = max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs;
         Self {
             requests: Vec::with_capacity(max_num_reqs),
-            tiles: Vec::with_capacity(tiles),
             items: Vec::with_capacity(tiles * shape.num_kv_heads + shape.slot_rows),
             splits: Vec::with_capacity(splits),
             ..Self::default()
@@ -92,7 +92,6 @@ impl Plan {
         let tiles = max_num_tokens.div_ceil(shape.tile_tokens()) + max_num_reqs;
         let items = tiles * shape.num_kv_heads + shape.slot_rows;
         max_num_reqs * size_of::<Request>()
-            + tiles * size_of::<Tile>()
             + items * size_of::<Item>()
             + shape.max_splits() * size_of::<Split>()
     }
@@ -105,6 +104,11 @@ impl Plan {
     /// Rows that belong to requests; later rows of the output are padding.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Tokens of the longest request that has rows.
+    pub(super) fn most_keys(&self) -> usize {
+        self.most_keys
     }
 
     /// The shape that the plan was made for; `None` before the first step.
@@ -123,8 +127,8 @@ impl Plan {
     }
 
     #[cfg(test)]
-    pub(super) fn capacities(&self) -> [usize; 4] {
-        [self.requests.capacity(), self.tiles.capacity(), self.items.capacity(), self.splits.capacity()]
+    pub(super) fn capacities(&self) -> [usize; 3] {
+        [self.requests.capacity(), self.items.capacity(), self.splits.capacity()]
     }
 
     pub(super) fn items(&self) -> &[Item] {
@@ -149,31 +153,25 @@ impl Plan {
         requests: impl Iterator<Item = Request>,
     ) -> Result<(), String> {
         self.requests.clear();
-        self.tiles.clear();
         self.items.clear();
         self.splits.clear();
-        (self.slots, self.rows, self.shape) = (0, 0, Some(*shape));
+        (self.slots, self.rows, self.most_keys, self.shape) = (0, 0, 0, Some(*shape));
         let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
         let mut total = 0;
         for r in requests {
             if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
                 return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
             }
-            let request = self.requests.len() as u32;
-            let mut begin = 0;
-            while begin < r.q_len {
-                let end = r.q_len.min(begin + step);
-                let tile = Tile::new(request, &r, begin..end, group, window);
-                total += tile.cost;
-                self.tiles.push(tile);
-                begin = end;
-            }
+            total += r.tiles(step, group, window).map(|t| t.cost).sum::<u64>();
             self.rows += r.q_len;
+            self.most_keys = self.most_keys.max(if r.q_len > 0 { r.seq_len } else { 0 });
             self.requests.push(r);
         }
         let target = (total * heads / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
-        for i in 0..self.tiles.len() {
-            self.push(shape, self.tiles[i], target, threads > 1, group);
+        for i in 0..self.requests.len() {
+            for tile in self.requests[i].tiles(step, group, window) {
+                self.push(shape, i as u32, tile, target, threads > 1, group);
+            }
         }
         // Longest first, so that short items fill the gaps at the end.
         self.items.sort_unstable_by_key(|i| {
@@ -183,9 +181,9 @@ impl Plan {
     }
 
     #[inline]
-    fn push(&mut self, shape: &Shape, tile: Tile, target: u64, may_split: bool, group: usize) {
+    fn push(&mut self, shape: &Shape, request: u32, tile: Tile, target: u64, may_split: bool, group: usize) {
         let item = Item {
-            request: tile.request,
+            request,
             q_begin: tile.q_begin,
             q_end: tile.q_end,
             head_begin: 0,
@@ -243,7 +241,6 @@ impl Plan {
 /// New tokens of a request that share a pass over the keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Tile {
-    request: u32,
     q_begin: u32,
     q_end: u32,
     chunk_begin: u32,
@@ -254,13 +251,12 @@ struct Tile {
 
 impl Tile {
     #[inline]
-    fn new(request: u32, r: &Request, tokens: Range<usize>, group: usize, window: Option<usize>) -> Self {
+    fn new(r: &Request, tokens: Range<usize>, group: usize, window: Option<usize>) -> Self {
         let (low, _) = r.sees(tokens.start, window);
         let (_, high) = r.sees(tokens.end - 1, window);
         let low = low.min(high);
         let keys = (high - low) as u64;
         Self {
-            request,
             q_begin: tokens.start as u32,
             q_end: tokens.end as u32,
             chunk_begin: (low / CHUNK) as u32,
@@ -272,6 +268,13 @@ impl Tile {
 }
 
 impl Request {
+    /// Its new tokens in tiles of `step`.
+    #[inline]
+    fn tiles(self, step: usize, group: usize, window: Option<usize>) -> impl Iterator<Item = Tile> {
+        let ends = (0..self.q_len).step_by(step).map(move |begin| begin..self.q_len.min(begin + step));
+        ends.map(move |tokens| Tile::new(&self, tokens, group, window))
+    }
+
     /// The keys that new token `row` sees, as a half-open range of positions; empty ranges are (0, 0).
     pub(super) fn sees(&self, row: usize, window: Option<usize>) -> (usize, usize) {
         let i = self.seq_len as i64 - self.q_len as i64 + row as i64;

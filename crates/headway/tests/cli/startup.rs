@@ -43,6 +43,7 @@ fn the_report_has_every_field() {
         "page_size_bytes",
         "graph_support",
         "reorder_batch_threshold",
+        "workspace_bytes",
     ];
     assert_eq!(
         g.as_object().unwrap().keys().map(String::as_str).collect::<BTreeSet<_>>(),

@@ -1,5 +1,5 @@
 //! What latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) does around the attention kernel. Safe code: the
-//! products are those of [`linear`](super::linear) and [`attention`](super::attention).
+//! products are those of `linear` and [`attention`](super::attention).
 //!
 //! - A decode attends to the latents as they are. [`Absorbed`] brings a query into the latent space (W_UK) and the
 //!   result out of it (W_UV); between the two stands [`attend`](super::attention::attend) over pages of

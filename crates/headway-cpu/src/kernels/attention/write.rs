@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{Isa, pool::Pool};
 use headway_tensor::TensorRef;
+use std::cell::RefCell;
 
 /// Fewer elements than this are written by the calling thread.
 const WORTH_A_REGION: usize = 1 << 13;
@@ -98,18 +99,19 @@ pub fn write_latent(
     let narrow = narrow(latent.dtype(), cache.dtype)?;
     let rows = Side { rows: read_rows(latent)?, narrow, scale, width: shape.head_size };
     let base = bytes[cache.offset..].as_mut_ptr();
-    let mut scratch = None;
     // One thread: a row has few bytes.
-    for (token, &slot) in slots.iter().enumerate().filter(|(_, s)| **s >= 0) {
-        let (block, at) = (slot as usize / cache.block_size, slot as usize % cache.block_size);
-        let run = Run { token, slot: slot as usize, count: 1 };
-        // SAFETY: the slot is in the cache, whose blocks lie in `bytes`, both checked above; the token is one of the
-        // rows.
-        unsafe {
-            let x = rows.tokens(0, &run, cache.dtype.size(), &mut scratch);
-            x.from.copy_to_nonoverlapping(base.add(block * cache.block_stride + at * row), row);
+    SCRATCH.with_borrow_mut(|scratch| {
+        for (token, &slot) in slots.iter().enumerate().filter(|(_, s)| **s >= 0) {
+            let (block, at) = (slot as usize / cache.block_size, slot as usize % cache.block_size);
+            let run = Run { token, slot: slot as usize, count: 1 };
+            // SAFETY: the slot is in the cache, whose blocks lie in `bytes`, both checked above; the token is one
+            // of the rows.
+            unsafe {
+                let x = rows.tokens(0, &run, cache.dtype.size(), scratch);
+                x.from.copy_to_nonoverlapping(base.add(block * cache.block_stride + at * row), row);
+            }
         }
-    }
+    });
     Ok(())
 }
 
@@ -190,6 +192,11 @@ unsafe impl Sync for Writer<'_> {}
 /// Rows of a run in the cache's type, where they have another. float32 for alignment.
 type Scratch = [f32; GROUP * 512];
 
+thread_local! {
+    /// Made at a thread's first call that needs it: no call allocates.
+    static SCRATCH: RefCell<Option<Box<Scratch>>> = const { RefCell::new(None) };
+}
+
 impl Writer<'_> {
     /// Writes a share of some heads.
     ///
@@ -199,14 +206,15 @@ impl Writer<'_> {
     unsafe fn write(&self, heads: std::ops::Range<usize>, share: Share) {
         let all = heads.flat_map(|head| runs(self.slots, share).map(move |run| (head, run)));
         let mut all = all.peekable();
-        let mut scratch = None;
-        while let Some((head, run)) = all.next() {
-            if let Some((head, run)) = all.peek() {
-                self.fetch(*head, run);
+        SCRATCH.with_borrow_mut(|scratch| {
+            while let Some((head, run)) = all.next() {
+                if let Some((head, run)) = all.peek() {
+                    self.fetch(*head, run);
+                }
+                // SAFETY: as the caller has promised.
+                unsafe { self.write_run(head, &run, scratch) };
             }
-            // SAFETY: as the caller has promised.
-            unsafe { self.write_run(head, &run, &mut scratch) };
-        }
+        });
     }
 
     /// Where the run's group of keys and its first unit of values begin.

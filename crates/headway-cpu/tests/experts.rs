@@ -166,13 +166,14 @@ fn rules() -> Vec<(&'static str, Routing)> {
 fn every_rule_and_type_against_float64() {
     let mut rng = Rng::new(5);
     for (name, routing) in rules() {
-        for (dtype, bias) in [
-            (WeightType::F32, false),
-            (WeightType::BF16, true),
-            (WeightType::F16, false),
-            (WeightType::Quant(quant::QuantFormat::Q8_0), true),
+        for (dtype, bias, activation) in [
+            (WeightType::F32, false, Activation::Silu),
+            (WeightType::BF16, true, SWIGLU),
+            (WeightType::F16, false, Activation::Gelu),
+            (WeightType::Quant(quant::QuantFormat::Q8_0), true, Activation::GeluTanh),
         ] {
             let mut layer = Layer::new(&mut rng, routing, (64, 96), dtype, bias);
+            layer.activation = activation;
             if routing.scores == RouterScores::Sigmoid {
                 layer.correction = Some((0..routing.experts).map(|_| rng.normal() as f32 * 0.2).collect());
             }

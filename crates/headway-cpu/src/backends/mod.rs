@@ -1,5 +1,6 @@
 //! The CPU attention backends, one folder each; a new one is its folder and a line in [`register`].
 
+mod common;
 pub mod cpu_attn;
 pub mod cpu_mla;
 pub mod mamba2;

@@ -4,6 +4,7 @@
 use super::{CpuAttnConfig, rules::NAME};
 use crate::{
     CpuExec,
+    backends::common::{StepLimits, refuse, refuse_mm_prefixes},
     kernels::attention::{Batch, Plan, Request, Shape, Workspace},
 };
 use headway_attention::{
@@ -19,8 +20,7 @@ pub struct CpuAttnBuilder {
     shape: Shape,
     window: Option<usize>,
     block_size: usize,
-    max_num_reqs: usize,
-    max_num_tokens: usize,
+    limits: StepLimits,
     plan: Arc<Plan>,
     workspace: Arc<Workspace>,
     reallocs: usize,
@@ -40,16 +40,13 @@ impl CpuAttnMetadata {
     }
 }
 
-fn refuse(what: impl Into<String>, remedy: &str) -> AttentionError {
-    AttentionError::Unsupported { backend: NAME.into(), what: what.into(), remedy: remedy.into() }
-}
-
 /// What the kernels are sized by, from the group.
 fn shape_of(group: &GroupInfo) -> Result<Shape> {
     let attention = match &group.spec {
         KvCacheSpec::Full(a) | KvCacheSpec::SlidingWindow { attention: a, .. } => a,
         other => {
             return Err(refuse(
+                NAME,
                 format!("a KV cache of {other:?}"),
                 "full and sliding-window caches of keys and values are",
             ));
@@ -63,6 +60,7 @@ fn shape_of(group: &GroupInfo) -> Result<Shape> {
         && attention.cache_format.is_none();
     if !plain {
         return Err(refuse(
+            NAME,
             "a packed, compressed or chunked KV cache",
             "keys and values of one token each, unquantised or as 8-bit floats with one scale, are",
         ));
@@ -74,35 +72,13 @@ fn shape_of(group: &GroupInfo) -> Result<Shape> {
         attention.head_size_v,
         group.max_model_len,
     )
-    .map_err(|why| refuse(why, "choose another backend for these layers"))
+    .map_err(|why| refuse(NAME, why, "choose another backend for these layers"))
 }
 
 impl CpuAttnBuilder {
     /// How often metadata that was still alive forced a fresh plan to be allocated.
     pub fn reallocs(&self) -> usize {
         self.reallocs
-    }
-
-    fn check(&self, common: &CommonAttentionMetadata) -> Result<()> {
-        let x = &common.inputs;
-        if x.mm_prefix_ranges.as_ref().is_some_and(|r| r.iter().any(|r| !r.is_empty())) {
-            return Err(refuse("bidirectional multimodal prefixes", "choose another backend"));
-        }
-        if x.dcp_local_seq_lens.is_some() {
-            return Err(refuse("decode context parallelism", "run without it on the CPU"));
-        }
-        if x.num_reqs > self.max_num_reqs
-            || x.query_start_loc.host().last() > Some(&(self.max_num_tokens as i32))
-        {
-            return Err(AttentionError::Inputs(format!(
-                "{} requests with {:?} new tokens; the group was built for {} with {}",
-                x.num_reqs,
-                x.query_start_loc.host().last(),
-                self.max_num_reqs,
-                self.max_num_tokens
-            )));
-        }
-        Ok(())
     }
 
     fn batch(&self, plan: Arc<Plan>, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
@@ -163,8 +139,7 @@ impl MetadataBuilder for CpuAttnBuilder {
             shape,
             window: group.spec.sliding_window(),
             block_size: group.kernel_block_size,
-            max_num_reqs: group.max_num_reqs,
-            max_num_tokens: group.max_num_tokens,
+            limits: StepLimits::of(group),
             plan: Arc::new(Plan::with_capacity(&shape, group.max_num_reqs, group.max_num_tokens)),
             workspace: Arc::new(Workspace::new(&shape, cx.pool().threads())?),
             reallocs: 0,
@@ -172,11 +147,13 @@ impl MetadataBuilder for CpuAttnBuilder {
     }
 
     fn build(&mut self, cx: &CpuExec, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
-        self.check(common)?;
+        refuse_mm_prefixes(NAME, common)?;
+        self.limits.check(NAME, common)?;
         let requests = requests(common)?;
         if Arc::get_mut(&mut self.plan).is_none() {
             self.reallocs += 1;
-            self.plan = Arc::new(Plan::with_capacity(&self.shape, self.max_num_reqs, self.max_num_tokens));
+            let StepLimits { max_num_reqs, max_num_tokens } = self.limits;
+            self.plan = Arc::new(Plan::with_capacity(&self.shape, max_num_reqs, max_num_tokens));
         }
         if let Some(plan) = Arc::get_mut(&mut self.plan) {
             let threads = cx.pool().threads();

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     CpuExec,
+    backends::common::{cache_layout, has_scale, positive, refuse},
     kernels::attention::{CacheLayout, LayerNumbers, Lse, Shape, attend, write_kv},
 };
 use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
@@ -26,18 +27,6 @@ pub struct CpuAttnLayer {
     v_scale: f32,
 }
 
-fn refuse(what: String, remedy: &str) -> AttentionError {
-    AttentionError::Unsupported { backend: NAME.into(), what, remedy: remedy.into() }
-}
-
-/// A finite number above 0.
-fn positive(what: &str, x: f32) -> Result<()> {
-    if x.is_finite() && x > 0.0 {
-        return Ok(());
-    }
-    Err(refuse(format!("{what} {x}"), "it must be a finite number above 0"))
-}
-
 impl LayerImpl for CpuAttnLayer {
     type Exec = CpuExec;
     type Config = CpuAttnConfig;
@@ -47,31 +36,14 @@ impl LayerImpl for CpuAttnLayer {
 impl CpuAttnLayer {
     /// The cache as the kernels see it, checked against this layer's type.
     fn layout(&self, kv: &KvMut<'_>) -> Result<CacheLayout> {
-        if kv.dtype != self.cache_dtype {
-            return Err(TensorError::WrongDType {
-                what: "KV cache",
-                found: kv.dtype,
-                supported: self.cache_dtype.name(),
-            }
-            .into());
-        }
-        if !LAYOUTS.contains(&kv.layout) {
-            return Err(refuse(format!("a KV cache laid out as {}", kv.layout), "LBHNC and BLHNC are"));
-        }
-        Ok(CacheLayout {
-            offset: kv.offset,
-            block_stride: kv.block_stride,
-            num_blocks: kv.num_blocks,
-            block_size: kv.block_size,
-            dtype: kv.dtype,
-        })
+        cache_layout(NAME, &LAYOUTS, self.cache_dtype, kv)
     }
 
     fn numbers(&self) -> Result<LayerNumbers<'_>> {
         let sinks = match &self.sinks {
             None => None,
             Some(s) => {
-                Some(s.host().ok_or_else(|| refuse("sinks on a device".into(), "keep them on the host"))?)
+                Some(s.host().ok_or_else(|| refuse(NAME, "sinks on a device", "keep them on the host"))?)
             }
         };
         Ok(LayerNumbers {
@@ -125,35 +97,24 @@ impl CpuAttnLayer {
 impl AttentionImpl for CpuAttnLayer {
     fn new(args: &AttentionArgs<'_>, _: &CpuAttnConfig) -> Result<Self> {
         let shape = Shape::new(args.num_heads, args.num_kv_heads, args.head_size, args.head_size_v, 0)
-            .map_err(|why| refuse(why, "choose another backend for this layer"))?;
-        if !args.dtype.is_compute_float() {
-            return Err(refuse(format!("{} activations", args.dtype), "use float32, bfloat16 or float16"));
-        }
-        let eight_bits = matches!(args.kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2);
-        if !eight_bits && !args.kv_cache_dtype.is_compute_float() {
-            return Err(refuse(
-                format!("a KV cache of {}", args.kv_cache_dtype),
-                "use float32, bfloat16, float16 or an 8-bit float",
-            ));
-        }
+            .map_err(|why| refuse(NAME, why, "choose another backend for this layer"))?;
+        let eight_bits = has_scale(NAME, args.dtype, args.kv_cache_dtype)?;
         if args.sliding_window == Some(0) {
-            return Err(refuse(
-                "a sliding window of 0 tokens".into(),
-                "a window holds the query's own token",
-            ));
+            return Err(refuse(NAME, "a sliding window of 0 tokens", "a window holds the query's own token"));
         }
         if let Some(cap) = args.logit_soft_cap {
-            positive("a logit soft cap of", cap)?;
+            positive(NAME, "a logit soft cap of", cap)?;
         }
-        positive("a k_scale of", args.k_scale)?;
-        positive("a v_scale of", args.v_scale)?;
+        positive(NAME, "a k_scale of", args.k_scale)?;
+        positive(NAME, "a v_scale of", args.v_scale)?;
         if !args.scale.is_finite() {
-            return Err(refuse(format!("a scale of {}", args.scale), "it must be finite"));
+            return Err(refuse(NAME, format!("a scale of {}", args.scale), "it must be finite"));
         }
         let per_head = [args.alibi_slopes.map(<[f32]>::len), args.sinks.map(View::len)];
         if per_head.into_iter().flatten().any(|n| n != args.num_heads) {
             return Err(refuse(
-                "ALiBi slopes or sinks of another number than heads".into(),
+                NAME,
+                "ALiBi slopes or sinks of another number than heads",
                 "give one a query head",
             ));
         }

@@ -4,10 +4,11 @@
 use super::{
     CpuMlaConfig, Sizes,
     passes::{Pass, passes},
-    rules::refuse,
+    rules::NAME,
 };
 use crate::{
     CpuExec,
+    backends::common::{StepLimits, refuse_mm_prefixes},
     kernels::{
         attention::{Batch, GROUP, Plan, Request, Shape, Workspace},
         mla::{Dims, Pages},
@@ -32,8 +33,7 @@ use std::{
 pub struct CpuMlaBuilder {
     sizes: Sizes,
     block_size: usize,
-    max_num_reqs: usize,
-    max_num_tokens: usize,
+    limits: StepLimits,
     step: MlaStep,
     plans: Vec<Arc<Plan>>,
     memory: Arc<Mutex<Memory>>,
@@ -109,24 +109,6 @@ impl CpuMlaBuilder {
                 context_parallel: ContextParallel::default(),
             },
         }
-    }
-
-    fn check(&self, common: &CommonAttentionMetadata) -> Result<()> {
-        let x = &common.inputs;
-        if x.mm_prefix_ranges.as_ref().is_some_and(|r| r.iter().any(|r| !r.is_empty())) {
-            return Err(refuse("bidirectional multimodal prefixes", "choose another backend"));
-        }
-        if x.dcp_local_seq_lens.is_some() {
-            return Err(refuse("decode context parallelism", "run without it on the CPU"));
-        }
-        let tokens = x.query_start_loc.host().last().copied().unwrap_or(0);
-        if x.num_reqs > self.max_num_reqs || tokens > self.max_num_tokens as i32 {
-            return Err(AttentionError::Inputs(format!(
-                "{} requests with {tokens} new tokens; the group was built for {} with {}",
-                x.num_reqs, self.max_num_reqs, self.max_num_tokens
-            )));
-        }
-        Ok(())
     }
 
     /// A plan that no metadata refers to, built of these requests.
@@ -223,8 +205,7 @@ impl MetadataBuilder for CpuMlaBuilder {
         let plan = |shape| Arc::new(Plan::with_capacity(shape, group.max_num_reqs, group.max_num_tokens));
         Ok(Self {
             block_size: group.kernel_block_size,
-            max_num_reqs: group.max_num_reqs,
-            max_num_tokens: group.max_num_tokens,
+            limits: StepLimits::of(group),
             step: MlaStep::default(),
             plans: vec![plan(&sizes.decode), plan(&sizes.prefill)],
             memory: Arc::new(Mutex::new(Memory::new(&sizes, cx.pool().threads())?)),
@@ -233,7 +214,8 @@ impl MetadataBuilder for CpuMlaBuilder {
     }
 
     fn build(&mut self, cx: &CpuExec, common: &CommonAttentionMetadata) -> Result<CpuMlaMetadata> {
-        self.check(common)?;
+        refuse_mm_prefixes(NAME, common)?;
+        self.limits.check(NAME, common)?;
         let config = self.config();
         self.step.fill(common, &config)?;
         let slabs = self.slabs(cx, common)?;

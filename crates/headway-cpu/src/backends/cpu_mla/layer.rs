@@ -3,11 +3,12 @@
 use super::{
     CpuMlaConfig, CpuMlaMetadata,
     builder::Memory,
-    rules::{LAYOUTS, refuse},
+    rules::{LAYOUTS, NAME},
     sizes::shapes,
 };
 use crate::{
     CpuExec,
+    backends::common::{cache_layout, has_scale, positive},
     kernels::{
         attention::{CacheLayout, LayerNumbers, Lse, Shape, attend, write_latent},
         mla::{Absorbed, Dims, expand, gather, narrow, widen},
@@ -43,24 +44,7 @@ impl CpuMlaLayer {
 
     /// The cache as the kernels see it, checked against this layer's type.
     fn layout(&self, kv: &KvMut<'_>) -> Result<CacheLayout> {
-        if kv.dtype != self.cache_dtype {
-            let supported = self.cache_dtype.name();
-            return Err(TensorError::WrongDType { what: "KV cache", found: kv.dtype, supported }.into());
-        }
-        if !LAYOUTS.contains(&kv.layout) {
-            let named: Vec<_> = LAYOUTS.iter().map(|l| l.name()).collect();
-            return Err(refuse(
-                format!("a KV cache laid out as {}", kv.layout),
-                &format!("supported: {}", named.join(", ")),
-            ));
-        }
-        Ok(CacheLayout {
-            offset: kv.offset,
-            block_stride: kv.block_stride,
-            num_blocks: kv.num_blocks,
-            block_size: kv.block_size,
-            dtype: kv.dtype,
-        })
+        cache_layout(NAME, &LAYOUTS, self.cache_dtype, kv)
     }
 
     /// The numbers of attention over what is stored times `scale`.
@@ -152,23 +136,9 @@ impl MlaImpl for CpuMlaLayer {
             v: args.v_head_dim,
         };
         let (shape, _) = shapes(&dims, 0, 0)?;
-        if !args.dtype.is_compute_float() {
-            return Err(refuse(format!("{} activations", args.dtype), "use float32, bfloat16 or float16"));
-        }
-        let eight_bits = matches!(args.kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2);
-        if !eight_bits && !args.kv_cache_dtype.is_compute_float() {
-            return Err(refuse(
-                format!("a KV cache of {}", args.kv_cache_dtype),
-                "use float32, bfloat16, float16 or an 8-bit float",
-            ));
-        }
-        for (what, x) in
-            [("a scale of the scores of", args.scale), ("a scale of the cache of", args.kv_scale)]
-        {
-            if !x.is_finite() || x <= 0.0 {
-                return Err(refuse(format!("{what} {x}"), "it must be a finite number above 0"));
-            }
-        }
+        let eight_bits = has_scale(NAME, args.dtype, args.kv_cache_dtype)?;
+        positive(NAME, "a scale of the scores of", args.scale)?;
+        positive(NAME, "a scale of the cache of", args.kv_scale)?;
         Ok(Self {
             dims,
             shape,

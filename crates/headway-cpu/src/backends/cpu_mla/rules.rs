@@ -1,7 +1,7 @@
 //! Lifetime: process. Class 1 of 3: the rule book of `CPU_MLA`, and its settings.
 
 use super::{CpuMlaBuilder, CpuMlaLayer};
-use crate::{CpuExec, kernels::attention::GROUP};
+use crate::{CpuExec, backends::common, kernels::attention::GROUP};
 use headway_attention::{
     AttentionBackend, AttentionError, LayerNeed, Mla, Refusal, RuleBook,
     group::kv::layout::KvCacheLayout,
@@ -42,7 +42,7 @@ fn workspace_tokens<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D:
 
 /// Refuses in the backend's name.
 pub(super) fn refuse(what: impl Into<String>, remedy: &str) -> AttentionError {
-    AttentionError::Unsupported { backend: NAME.into(), what: what.into(), remedy: remedy.into() }
+    common::refuse(NAME, what, remedy)
 }
 
 impl AttentionBackend for CpuMla {

@@ -1,9 +1,13 @@
 //! Lifetime: the model, one per attention group and micro-batch. Class 2 of 3: a step's requests, chunks and
 //! states, computed once for all layers, and the kernels' memory.
 
-use super::{Mamba2Config, rules::refuse};
+use super::{
+    Mamba2Config,
+    rules::{NAME, refuse},
+};
 use crate::{
     CpuExec,
+    backends::common::StepLimits,
     kernels::state_space::{Dims, Plan, Request, StatePage, States, Workspace},
 };
 use headway_attention::{
@@ -27,8 +31,7 @@ const CHUNK: usize = 64;
 pub struct Mamba2Builder {
     page: StatePage,
     config: StepConfig,
-    max_num_reqs: usize,
-    max_num_tokens: usize,
+    limits: StepLimits,
     step: Mamba2Step,
     plan: Arc<Plan>,
     states: Arc<States>,
@@ -113,20 +116,6 @@ impl Mamba2Builder {
         self.reallocs
     }
 
-    fn check(&self, common: &CommonAttentionMetadata) -> Result<()> {
-        let (x, tokens) = (&common.inputs, common.inputs.query_start_loc.host().last().copied().unwrap_or(0));
-        if x.dcp_local_seq_lens.is_some() {
-            return Err(refuse("decode context parallelism", "run without it on the CPU"));
-        }
-        if x.num_reqs > self.max_num_reqs || tokens as usize > self.max_num_tokens {
-            return Err(AttentionError::Inputs(format!(
-                "{} requests with {tokens} new tokens; the group was built for {} with {}",
-                x.num_reqs, self.max_num_reqs, self.max_num_tokens
-            )));
-        }
-        Ok(())
-    }
-
     /// This group's states for the split that `self.step` has.
     fn states(&mut self, plan: &Plan, common: &CommonAttentionMetadata) -> Result<Arc<States>> {
         let lengths = common
@@ -197,8 +186,7 @@ impl MetadataBuilder for Mamba2Builder {
         Ok(Self {
             page,
             config,
-            max_num_reqs: group.max_num_reqs,
-            max_num_tokens: group.max_num_tokens,
+            limits: StepLimits::of(group),
             step: Mamba2Step::default(),
             plan: Arc::default(),
             states: Arc::default(),
@@ -208,7 +196,7 @@ impl MetadataBuilder for Mamba2Builder {
     }
 
     fn build(&mut self, _: &CpuExec, common: &CommonAttentionMetadata) -> Result<Mamba2Metadata> {
-        self.check(common)?;
+        self.limits.check(NAME, common)?;
         self.step.fill(common, &self.config)?;
         if Arc::get_mut(&mut self.plan).is_none() {
             self.reallocs += 1;

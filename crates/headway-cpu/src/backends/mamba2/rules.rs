@@ -1,7 +1,7 @@
 //! Lifetime: process. Class 1 of 3: the rule book of `MAMBA2_ATTN`.
 
 use super::{Mamba2Builder, Mamba2Layer};
-use crate::CpuExec;
+use crate::{CpuExec, backends::common};
 use headway_attention::{
     AttentionBackend, AttentionError, KindTag, LayerNeed, Refusal, RuleBook, StateSpace,
     process::rules::StateSpaceMixer,
@@ -21,7 +21,7 @@ pub enum Mamba2Attn {}
 pub struct Mamba2Config {}
 
 pub(super) fn refuse(what: impl Into<String>, remedy: &str) -> AttentionError {
-    AttentionError::Unsupported { backend: NAME.into(), what: what.into(), remedy: remedy.into() }
+    common::refuse(NAME, what, remedy)
 }
 
 impl AttentionBackend for Mamba2Attn {

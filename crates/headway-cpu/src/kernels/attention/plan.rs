@@ -271,8 +271,12 @@ impl Request {
     /// Its new tokens in tiles of `step`.
     #[inline]
     fn tiles(self, step: usize, group: usize, window: Option<usize>) -> impl Iterator<Item = Tile> {
-        let ends = (0..self.q_len).step_by(step).map(move |begin| begin..self.q_len.min(begin + step));
-        ends.map(move |tokens| Tile::new(&self, tokens, group, window))
+        let mut begin = 0;
+        std::iter::from_fn(move || {
+            let tokens = begin..self.q_len.min(begin + step);
+            begin = tokens.end;
+            (!tokens.is_empty()).then(|| Tile::new(&self, tokens, group, window))
+        })
     }
 
     /// The keys that new token `row` sees, as a half-open range of positions; empty ranges are (0, 0).

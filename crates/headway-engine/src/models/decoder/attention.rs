@@ -93,10 +93,8 @@ impl Attention {
 
     /// Queries, keys and values: projected, normed, rotated.
     fn project(&self, s: &Step<'_>, b: &mut Buffers, normed: bool) -> Result<(), ModelError> {
-        let x = if normed { &b.normed } else { &b.hidden };
-        let width = (self.num_heads + 2 * self.num_kv_heads) * self.head_size;
-        let shape = [s.n, width];
-        s.ops.linear(&*self.qkv, x.view_as(&[s.n, s.hidden])?, b.qkv.view_mut_as(&shape)?)?;
+        s.project_in(b, normed, &*self.qkv)?;
+        let shape = [s.n, (self.num_heads + 2 * self.num_kv_heads) * self.head_size];
         let [q, k, _] = self.columns();
         if let Some((qw, kw, per_head)) = &self.qk_norm {
             for (cols, heads, w) in [(q.clone(), self.num_heads, qw), (k.clone(), self.num_kv_heads, kw)] {
@@ -123,8 +121,6 @@ impl Attention {
         let out = b.heads.view_mut_as(&[s.n, self.num_heads, self.head_size])?;
         let entry = s.metadata.layer(self.layer)?;
         self.kernel.run(s.ops, &x, &mut kv.layer(self.layer)?, entry, out)?;
-        let heads = b.heads.view_as(&[s.n, self.num_heads * self.head_size])?;
-        s.ops.linear(&*self.o, heads, b.mixed.view_mut_as(&[s.n, s.hidden])?)?;
-        s.scale(b, self.output_scale)
+        s.project_out(b, &*self.o, self.output_scale)
     }
 }

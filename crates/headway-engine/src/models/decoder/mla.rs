@@ -103,9 +103,8 @@ impl Mla {
 
     /// Queries and latent rows: projected, normed, rotated.
     fn project(&self, s: &Step<'_>, b: &mut Buffers, normed: bool) -> Result<(), ModelError> {
-        let x = if normed { &b.normed } else { &b.hidden };
+        s.project_in(b, normed, &*self.down)?;
         let (shape, queries) = ([s.n, self.down.out_features()], [s.n, self.num_heads * self.head()]);
-        s.ops.linear(&*self.down, x.view_as(&[s.n, s.hidden])?, b.qkv.view_mut_as(&shape)?)?;
         let [q, latent, rotated] = self.columns();
         s.ops.rms_norm_in_place(b.qkv.view_mut_as(&shape)?.cols(latent)?, &self.kv_norm, s.eps)?;
         self.rotate(s, b.qkv.view_mut_as(&shape)?.cols(rotated)?.heads(1)?)?;
@@ -137,7 +136,6 @@ impl Mla {
         let entry = s.metadata.layer(self.layer)?;
         let cache = &mut kv.layer(self.layer)?;
         self.kernel.run(s.ops, q, latent, cache, entry, b.heads.view_mut_as(&out)?)?;
-        let heads = b.heads.view_as(&out)?;
-        Ok(s.ops.linear(&*self.o, heads, b.mixed.view_mut_as(&[s.n, s.hidden])?)?)
+        s.project_out(b, &*self.o, 1.0)
     }
 }

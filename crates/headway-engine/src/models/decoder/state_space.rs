@@ -92,9 +92,8 @@ impl StateSpace {
         normed: bool,
         kv: &mut KvPool,
     ) -> Result<(), ModelError> {
-        let x = if normed { &b.normed } else { &b.hidden };
+        s.project_in(b, normed, &*self.in_proj)?;
         let wide = [s.n, self.in_proj.out_features()];
-        s.ops.linear(&*self.in_proj, x.view_as(&[s.n, s.hidden])?, b.qkv.view_mut_as(&wide)?)?;
         for (cols, factor) in &self.scales {
             s.ops.scale_and_cap(b.qkv.view_mut_as(&wide)?.cols(cols.clone())?, *factor, None)?;
         }
@@ -109,9 +108,7 @@ impl StateSpace {
             }
         };
         s.ops.gated_norm(b.heads.view_mut_as(&inner)?, gate, norm)?;
-        let out = b.mixed.view_mut_as(&[s.n, s.hidden])?;
-        s.ops.linear(&*self.out_proj, b.heads.view_as(&inner)?, out)?;
-        s.scale(b, self.output_scale)
+        s.project_out(b, &*self.out_proj, self.output_scale)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::buffers::Buffers;
 use crate::models::ModelError;
 use headway_attention::StepMetadata;
-use headway_tensor::{Ops, Tensor, View};
+use headway_tensor::{Linear, Ops, Tensor, View};
 
 /// One step, as the blocks see it.
 pub(super) struct Step<'a> {
@@ -23,6 +23,20 @@ pub(super) struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// A mixer's first projection: the stream, `normed` or not, to `qkv`.
+    pub fn project_in(&self, b: &mut Buffers, normed: bool, to: &dyn Linear) -> Result<(), ModelError> {
+        let x = if normed { &b.normed } else { &b.hidden };
+        let out = b.qkv.view_mut_as(&[self.n, to.out_features()])?;
+        Ok(self.ops.linear(to, x.view_as(&[self.n, self.hidden])?, out)?)
+    }
+
+    /// A mixer's last projection: `heads` to `mixed`, times a factor.
+    pub fn project_out(&self, b: &mut Buffers, from: &dyn Linear, factor: f32) -> Result<(), ModelError> {
+        let x = b.heads.view_as(&[self.n, from.in_features()])?;
+        self.ops.linear(from, x, b.mixed.view_mut_as(&[self.n, self.hidden])?)?;
+        self.scale(b, factor)
+    }
+
     /// Adds a block's output (normed first, where the plan says so) to the residual stream, and norms
     /// the stream for the next block where that one reads it normed.
     pub fn join(

@@ -6,11 +6,7 @@ use headway_tensor::{DType, TensorError};
 
 /// Refuses in a backend's name.
 pub(super) fn refuse(backend: &str, what: impl Into<String>, remedy: &str) -> AttentionError {
-    AttentionError::Unsupported {
-        backend: backend.to_owned().into(),
-        what: what.into(),
-        remedy: remedy.into(),
-    }
+    AttentionError::Unsupported { backend: backend.to_owned(), what: what.into(), remedy: remedy.into() }
 }
 
 /// A finite number above 0; `what` ends in "of".

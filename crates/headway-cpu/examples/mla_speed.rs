@@ -242,7 +242,7 @@ impl Bench {
                     let ask = Request { first_row: 0, q_len: 1, seq_len: len, causal: false };
                     plan.build(&sizes.prefill, threads, None, std::iter::once(ask))?;
                     let blocks = View::from_vec((0..(run.end() / GROUP) as i32).collect());
-                    let batch = Batch::new(Arc::new(plan), blocks, run.end() / GROUP, GROUP, None)?;
+                    let batch = Batch::new(Arc::new(plan), blocks, run.end() / GROUP, GROUP)?;
                     let row = self.heads * 192;
                     let q = TensorRef::from_host(&self.q[request * row..][..row], &[1, self.heads, 192])?;
                     let y = TensorMut::from_host(&mut out, &[1, self.heads, DIMS.v_head_dim])?;

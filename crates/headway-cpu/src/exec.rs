@@ -35,7 +35,7 @@ impl CpuExec {
     pub fn new(options: CpuOptions) -> Result<Self> {
         let isa = match options.isa {
             None => Isa::detect().map_err(|e| TensorError::Unsupported(e.to_string()))?,
-            Some(isa) if Isa::available().contains(&isa) => isa,
+            Some(isa) if isa.is_available() => isa,
             Some(isa) => {
                 let have: Vec<_> = Isa::available().iter().map(|i| i.name()).collect();
                 return Err(TensorError::Unsupported(format!(

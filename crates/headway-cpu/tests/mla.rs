@@ -224,6 +224,15 @@ fn settings_and_sizes_that_cannot_be_are_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_block_table_that_is_too_short_is_refused() {
+    let cx = exec();
+    let mut common = step(&[(1, 33), (1, 20)]);
+    common.block_table = Dual::from_vec(vec![1; 3]);
+    let e = builder(&cx, &group(DType::F32), &CpuMlaConfig::default()).build(&cx, &common).unwrap_err();
+    assert!(e.to_string().contains("a block table of 3 numbers for 2 requests of 3"), "{e}");
+}
+
+#[test]
 fn an_8_bit_cache_saturates_and_keeps_nan() {
     let cx = exec();
     let kv_b = projection(&cx, &[0.0; HEADS * 40 * 32]);

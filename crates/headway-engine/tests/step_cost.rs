@@ -56,8 +56,9 @@ fn shortened(name: &str, layers: usize, dir: &Path) -> PathBuf {
     let bytes = fs::read(from.join("model.safetensors")).unwrap();
     let all = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let is_kept = |name: &str| {
-        let rest = name.strip_prefix("model.layers.").and_then(|r| r.split('.').next());
-        rest.and_then(|n| n.parse::<usize>().ok()).is_none_or(|n| n < layers)
+        let rest = ["model.layers.", "backbone.layers."].iter().find_map(|p| name.strip_prefix(p));
+        let layer = rest.and_then(|r| r.split('.').next());
+        layer.and_then(|n| n.parse::<usize>().ok()).is_none_or(|n| n < layers)
     };
     let kept: Vec<_> = all.tensors().into_iter().filter(|(name, _)| is_kept(name)).collect();
     fs::write(to.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
@@ -117,7 +118,7 @@ fn measure(model: &Path) -> Cost {
 #[test]
 fn a_step_costs_the_same_for_any_number_of_layers() {
     let dir = tempfile::tempdir().unwrap();
-    for model in ["tiny-llama", "tiny-qwen3-moe"] {
+    for model in ["tiny-llama", "tiny-qwen3-moe", "tiny-mamba2"] {
         let (one, three) = (shortened(model, 1, dir.path()), shortened(model, 3, dir.path()));
         let (one, three) = (measure(&one), measure(&three));
         println!(

@@ -231,10 +231,12 @@ pub struct TensorMut<'a> {
 }
 
 fn span(shape: &Dims, strides: &Dims) -> usize {
-    if shape.elements() == 0 {
+    if shape.as_slice().contains(&0) {
         return 0;
     }
-    1 + shape.as_slice().iter().zip(strides.as_slice()).map(|(n, s)| (n - 1) * s).sum::<usize>()
+    // Beyond any memory where it would wrap.
+    let steps = shape.as_slice().iter().zip(strides.as_slice()).map(|(n, s)| (n - 1).saturating_mul(*s));
+    steps.fold(1, usize::saturating_add)
 }
 
 fn shape_error(what: String, found: &Dims, expected: &str) -> TensorError {
@@ -617,6 +619,15 @@ mod tests {
         TensorMut::from_host(&mut data, &[3, 4])?.cols(1..3)?.heads(2)?.zero_host()?;
         assert_eq!(data, [1., 0., 0., 1., 1., 0., 0., 1., 1., 0., 0., 1.]);
         Ok(())
+    }
+
+    #[test]
+    fn shapes_that_wrap_are_longer_than_any_memory() {
+        let of = |shape: &[usize], strides: &[usize]| span(&Dims::new(shape), &Dims::new(strides));
+        assert_eq!(of(&[usize::MAX, 0], &[1, 1]), 0);
+        assert_eq!(of(&[1 << 33, 1 << 33], &[1 << 33, 1]), usize::MAX);
+        assert_eq!(of(&[3, usize::MAX], &[usize::MAX, 1]), usize::MAX);
+        assert_eq!(of(&[2, 3], &[12, 1]), 15);
     }
 
     #[test]

@@ -26,7 +26,11 @@ const fn lanes(isa: Isa) -> usize {
 
 /// `steps` multiply-adds on each of several register-wide chains; the sum keeps them from being left out.
 /// The portable level multiplies and adds in two operations, as its kernels do.
+///
+/// # Panics
+/// A level that the machine doesn't have.
 pub fn multiply_adds(isa: Isa, steps: usize) -> f32 {
+    assert!(isa.is_available(), "this machine has no {isa}");
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2,fma")]
@@ -47,7 +51,7 @@ pub fn multiply_adds(isa: Isa, steps: usize) -> f32 {
             acc.into_iter().map(|acc| _mm512_reduce_add_ps(acc)).sum()
         }
         match isa {
-            // SAFETY: an `Isa` of this level is only made where the processor has its features.
+            // SAFETY: asserted above.
             Isa::Avx2 => return unsafe { avx2(steps) },
             // SAFETY: as above.
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return unsafe { avx512(steps) },
@@ -73,7 +77,11 @@ fn chains<const L: usize>(steps: usize, f: impl Fn(f32, f32, f32) -> f32) -> f32
 }
 
 /// Reads all of `data`, and returns its words combined.
+///
+/// # Panics
+/// A level that the machine doesn't have.
 pub fn read(isa: Isa, data: &[u8]) -> u64 {
+    assert!(isa.is_available(), "this machine has no {isa}");
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
@@ -81,7 +89,7 @@ pub fn read(isa: Isa, data: &[u8]) -> u64 {
             combine(data)
         }
         if matches!(isa, Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) {
-            // SAFETY: an `Isa` of this level is only made where the processor has its features.
+            // SAFETY: asserted above.
             return unsafe { avx2(data) };
         }
     }

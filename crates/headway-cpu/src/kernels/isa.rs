@@ -85,6 +85,11 @@ impl Isa {
         AVAILABLE.get_or_init(|| Self::ALL.into_iter().filter(|i| i.on_this_machine()).collect())
     }
 
+    /// Whether this machine can run the level.
+    pub fn is_available(self) -> bool {
+        Self::available().contains(&self)
+    }
+
     fn choose(asked: Option<&str>) -> Result<Self, IsaError> {
         let Some(asked) = asked.map(str::trim).filter(|a| !a.is_empty()) else {
             return Ok(Self::of_machine());

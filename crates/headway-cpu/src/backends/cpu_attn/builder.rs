@@ -83,7 +83,7 @@ impl CpuAttnBuilder {
 
     fn batch(&self, plan: Arc<Plan>, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
         let table = common.block_table.dev().clone();
-        let batch = Batch::new(plan, table, common.block_table_stride, self.block_size, self.window)?;
+        let batch = Batch::new(plan, table, common.block_table_stride, self.block_size)?;
         Ok(CpuAttnMetadata { batch, workspace: Arc::clone(&self.workspace) })
     }
 }
@@ -168,8 +168,10 @@ impl MetadataBuilder for CpuAttnBuilder {
         first: &CpuAttnMetadata,
         common: &CommonAttentionMetadata,
     ) -> Result<CpuAttnMetadata> {
-        if first.plan().shape() != Some(&self.shape) {
-            return Err(AttentionError::Inputs("block-table update from a group of another shape".into()));
+        if first.plan().shape() != Some(&self.shape) || first.plan().window() != self.window {
+            return Err(AttentionError::Inputs(
+                "block-table update from a group of another shape or window".into(),
+            ));
         }
         self.batch(Arc::clone(first.batch.plan()), common)
     }

@@ -10,7 +10,7 @@
 //! | scores | soft cap, ALiBi, sinks |
 //! | blocks | 16, 32, 64 or 128 tokens |
 //! | sameness | a row's bits depend on no other row, the chunking or the number of threads, always |
-//! | instruction sets | portable, AVX2; AVX-512 is compiled by the same code |
+//! | instruction sets | portable, AVX2; AVX-512 is compiled by the same code; AMX over bfloat16 caches |
 //!
 //! The kernel and its cache layout: [`crate::kernels::attention`]. Online softmax: Milakov and
 //! Gimelshein, 2018; tiles: FlashAttention (Dao et al., 2022); paging: PagedAttention (Kwon et al.,

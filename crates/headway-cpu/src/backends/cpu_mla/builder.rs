@@ -157,8 +157,17 @@ impl CpuMlaBuilder {
                 }
             });
             let plan = self.plan(cx, &shape, parts)?;
-            let table = common.block_table.dev().slice(requests.start * stride..requests.end * stride);
-            out.push((rows, Batch::new(plan, table, stride, self.block_size, None)?));
+            let table = common.block_table.dev();
+            let own = requests.start * stride..requests.end * stride;
+            if own.end > table.len() {
+                return Err(AttentionError::Inputs(format!(
+                    "a block table of {} numbers for {} requests of {stride}",
+                    table.len(),
+                    requests.end
+                )));
+            }
+            let table = table.slice(own);
+            out.push((rows, Batch::new(plan, table, stride, self.block_size)?));
         }
         Ok(out)
     }
@@ -172,7 +181,7 @@ impl CpuMlaBuilder {
                 let stride = pass.runs.iter().map(|r| r.len.div_ceil(GROUP)).max().unwrap_or(0);
                 let first = pass.requests.iter().map(|(_, run)| pass.runs[*run].slot / GROUP);
                 let table = first.flat_map(|b| (b..b + stride).map(|b| b as i32)).collect();
-                let batch = Batch::new(plan, View::from_vec(table), stride, GROUP, None)?;
+                let batch = Batch::new(plan, View::from_vec(table), stride, GROUP)?;
                 Ok((pass, batch))
             })
             .collect()

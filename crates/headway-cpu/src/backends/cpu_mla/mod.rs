@@ -10,7 +10,7 @@
 //! | sizes | multiples of 8; latents up to 1024, heads up to 512 |
 //! | blocks | 16, 32, 64 or 128 tokens |
 //! | sameness | under batch invariance every row is computed as a decode, whose bits depend on no other row, the chunking or the number of threads |
-//! | instruction sets | portable, AVX2; AVX-512 is compiled by the same code |
+//! | instruction sets | portable, AVX2; AVX-512 is compiled by the same code; AMX over bfloat16 caches |
 //!
 //! # Workspace
 //! [`Sizes`] is the one formula for what is allocated and reported. Prefills expand at most `workspace_tokens` tokens

@@ -137,27 +137,23 @@ impl Mamba2Builder {
 }
 
 /// The requests of a step, from what the contract's arithmetic says of it.
-fn requests(plan: &mut Plan, step: &Mamba2Step, common: &CommonAttentionMetadata) {
+fn fill(plan: &mut Plan, step: &Mamba2Step, common: &CommonAttentionMetadata) -> Result<()> {
     let (starts, computed) = (common.inputs.query_start_loc.host(), common.inputs.num_computed_tokens());
-    let split = &step.split;
-    plan.requests.clear();
-    plan.chunks.clear();
-    plan.decodes = split.decodes;
-    plan.decode_rows = split.decode_tokens;
-    plan.chunks.extend(step.chunks.cu_chunk_seqlen.windows(2).map(|w| (w[1] - w[0]) as usize));
+    let decodes = step.split.decodes;
     let mut first_chunk = 0;
-    for (r, w) in starts.windows(2).enumerate() {
+    let requests = starts.windows(2).enumerate().map(|(r, w)| {
         let rows = w[0] as usize..w[1] as usize;
-        plan.requests.push(match r.checked_sub(split.decodes) {
+        match r.checked_sub(decodes) {
             None => Request { rows, fresh: computed[r] == 0, chunks: 0..0 },
             Some(p) => {
-                let end = (step.chunks.last_chunk_indices[p] + 1) as usize;
-                let chunks = first_chunk..end;
-                first_chunk = end;
+                let chunks = first_chunk..(step.chunks.last_chunk_indices[p] + 1) as usize;
+                first_chunk = chunks.end;
                 Request { rows, fresh: !step.has_initial_state[p], chunks }
             }
-        });
-    }
+        }
+    });
+    let chunks = step.chunks.cu_chunk_seqlen.windows(2).map(|w| (w[1] - w[0]) as usize);
+    plan.fill(requests, chunks).map_err(AttentionError::Inputs)
 }
 
 impl MetadataBuilder for Mamba2Builder {
@@ -203,7 +199,7 @@ impl MetadataBuilder for Mamba2Builder {
             self.plan = Arc::default();
         }
         if let Some(plan) = Arc::get_mut(&mut self.plan) {
-            requests(plan, &self.step, common);
+            fill(plan, &self.step, common)?;
         }
         let plan = Arc::clone(&self.plan);
         let states = self.states(&plan, common)?;

@@ -18,7 +18,7 @@ use super::{
     pass::Pass,
     place::{Place, groups_ahead},
     plan::CHUNK,
-    shape::{Form, LINE},
+    shape::{Form, LINE_FLOATS},
     tile::{self, Block, Blocks, Keys},
 };
 use std::{
@@ -39,7 +39,7 @@ pub(super) unsafe fn process<A: Level, E: Elem>(job: &Job<'_>, work: Work<'_>, s
     let per_pass = group.min(job.shape.max_rows());
     let per_band = match (job.shape.max_rows() / (tokens * per_pass).max(1)).max(1) {
         // Tiles of rows end at multiples of 16: those after a head's last row are not another's.
-        _ if E::TILES && tokens * per_pass > LINE => 1,
+        _ if E::TILES && tokens * per_pass > LINE_FLOATS => 1,
         heads => heads,
     };
     // SAFETY: a kernel with tiles runs where they may be used; they are given back when the item is done.
@@ -185,8 +185,8 @@ unsafe fn tile<A: Level, E: Elem>(pass: &Pass<'_>, block: &Block, place: &Place,
     let keys = Keys { groups: place.keys, ahead: ahead.keys };
     let values =
         Values { groups: place.values, ahead: ahead.values, stride: shape.head_size_v * E::UNIT_SIZE };
-    // SAFETY: rows fit the scratch; keys lie below the request's length, whose blocks are in the table
-    // and in the cache.
+    // SAFETY: rows fit the scratch; keys lie below the request's length, whose blocks are in the table;
+    // each is in the cache, or block 0 stands in for it (`Place::of`).
     unsafe {
         if E::TILES {
             #[cfg(target_arch = "x86_64")]

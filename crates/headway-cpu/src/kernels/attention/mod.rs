@@ -129,7 +129,8 @@ fn inputs(what: impl Into<String>) -> AttentionError {
 }
 
 impl CacheLayout {
-    /// Bytes of one block of one key/value head: keys, then values; of a latent block, all of it.
+    /// Bytes of one block of one key/value head: keys, then values; of a latent block, all of it. Fits, once
+    /// [`CacheLayout::check`] has passed.
     fn head_bytes(&self, shape: &Shape) -> usize {
         self.block_size * shape.token_elements() / shape.num_kv_heads * self.dtype.size()
     }
@@ -142,14 +143,13 @@ impl CacheLayout {
                 self.block_size
             )));
         }
-        let page = self.head_bytes(shape).checked_mul(shape.num_kv_heads);
+        let page = self.block_size.checked_mul(shape.token_elements() * self.dtype.size());
         let end = self
             .num_blocks
             .checked_sub(1)
             .map_or(Some(0), |last| last.checked_mul(self.block_stride)?.checked_add(page?))
             .and_then(|e| e.checked_add(self.offset));
-        if end.is_none_or(|e| e > len) || (self.num_blocks > 1 && page.is_none_or(|p| p > self.block_stride))
-        {
+        if end.is_none_or(|e| e > len) || page.is_none_or(|p| self.num_blocks > 1 && p > self.block_stride) {
             return Err(AttentionError::KvCache(format!(
                 "{} blocks of {} tokens, {} bytes apart, do not fit a KV cache of {len} bytes",
                 self.num_blocks, self.block_size, self.block_stride
@@ -166,23 +166,16 @@ pub struct Batch {
     table: View<i32>,
     stride: usize,
     block_size: usize,
-    window: Option<usize>,
 }
 
 impl Batch {
     /// Checks that the table (`[requests, stride]`, on the host) has a place for every token that a row
-    /// of the plan can see: within `window`, which is the one that the plan was built with. The numbers
-    /// in it are checked where they are read, so that a step costs nothing for blocks that stay.
+    /// of the plan can see. The numbers in it are checked where they are read, so that a step costs nothing
+    /// for blocks that stay.
     ///
     /// # Errors
     /// A table that is too small, or on a device.
-    pub fn new(
-        plan: Arc<Plan>,
-        table: View<i32>,
-        stride: usize,
-        block_size: usize,
-        window: Option<usize>,
-    ) -> Result<Self> {
+    pub fn new(plan: Arc<Plan>, table: View<i32>, stride: usize, block_size: usize) -> Result<Self> {
         let len = table.host().ok_or_else(|| inputs("the block table is not on the host"))?.len();
         if block_size == 0 {
             return Err(inputs("blocks of no tokens"));
@@ -198,7 +191,7 @@ impl Batch {
                 r.seq_len
             )));
         }
-        Ok(Self { plan, table, stride, block_size, window })
+        Ok(Self { plan, table, stride, block_size })
     }
 
     /// The plan.
@@ -217,7 +210,7 @@ impl Batch {
         if cache.num_blocks == 0 && self.plan.most_keys() > 0 {
             return Err(inputs("a cache without blocks"));
         }
-        match (self.window, layer.window) {
+        match (self.plan.window(), layer.window) {
             (Some(group), layer) if layer.is_none_or(|w| w > group) => Err(inputs(format!(
                 "a layer sees further back than the window of {group} tokens that its group keeps"
             ))),
@@ -272,7 +265,7 @@ pub fn attend(
     if merge && (dtype != DType::F32 || layer.sinks.is_some() || layer.v_scale != 1.0) {
         return Err(inputs("results merge in float32, without sinks and without a scale on the values"));
     }
-    if !isa_is_available(isa) {
+    if !isa.is_available() {
         return Err(inputs(format!("kernels for {isa} can't run on this machine")));
     }
     let run = entry::kernel(isa, cache.dtype, &shape).ok_or(TensorError::WrongDType {
@@ -408,10 +401,6 @@ fn contiguous(shape: &[usize], strides: &[usize]) -> Result<(usize, usize)> {
             Err(inputs(format!("rows of shape {shape:?} with strides {strides:?}; heads must be contiguous")))
         }
     }
-}
-
-fn isa_is_available(isa: Isa) -> bool {
-    Isa::available().contains(&isa)
 }
 
 fn check_heads(shape: &Shape, layer: &LayerNumbers<'_>) -> Result<()> {

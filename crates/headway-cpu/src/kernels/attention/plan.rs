@@ -71,6 +71,7 @@ pub struct Plan {
     rows: usize,
     /// Tokens of the longest request that has rows.
     most_keys: usize,
+    window: Option<usize>,
     shape: Option<Shape>,
 }
 
@@ -104,6 +105,11 @@ impl Plan {
     /// Rows that belong to requests; later rows of the output are padding.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// The window that it was planned for.
+    pub fn window(&self) -> Option<usize> {
+        self.window
     }
 
     /// Tokens of the longest request that has rows.
@@ -155,7 +161,11 @@ impl Plan {
         self.requests.clear();
         self.items.clear();
         self.splits.clear();
-        (self.slots, self.rows, self.most_keys, self.shape) = (0, 0, 0, Some(*shape));
+        (self.slots, self.rows, self.most_keys) = (0, 0, 0);
+        (self.window, self.shape) = (window, Some(*shape));
+        if window == Some(0) {
+            return Err("a window of 0 tokens; it holds the query's own".into());
+        }
         let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
         let mut total = 0;
         for r in requests {

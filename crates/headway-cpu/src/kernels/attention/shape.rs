@@ -5,12 +5,14 @@ use super::{micro::TILE, plan::CHUNK};
 
 /// Most bytes of partial results that a group keeps; beyond that fewer rows are split.
 const MOST_SLOT_BYTES: usize = 32 << 20;
+/// Query heads; far beyond any model's, and sizes made of it don't wrap.
+const MOST_HEADS: usize = 1 << 16;
 /// Widest latent row.
 const MOST_LATENT: usize = 1024;
 /// Rows that share a pass over latents: the heads of a large model, so that a page is read and turned once for all.
 const LATENT_ROWS: usize = 128;
-/// float32 to a cache line.
-pub(super) const LINE: usize = 16;
+/// float32 to a cache line; also the rows of a tile of AMX.
+pub(super) const LINE_FLOATS: usize = 16;
 /// Most bfloat16 that a number is a sum of in tiles: three are all of a float32.
 pub(super) const TERMS: usize = 3;
 
@@ -23,21 +25,22 @@ pub enum Form {
     Latent,
 }
 
-/// Heads of the layers of a group, and the room for split rows.
+/// Heads of the layers of a group, and the room for split rows. Only made by functions that check, because the
+/// kernels reach as far as these numbers say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// What a page holds.
-    pub form: Form,
+    pub(crate) form: Form,
     /// Query heads.
-    pub num_heads: usize,
+    pub(crate) num_heads: usize,
     /// Key/value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
+    pub(crate) num_kv_heads: usize,
     /// Elements of a query and key head, a multiple of 8.
-    pub head_size: usize,
+    pub(crate) head_size: usize,
     /// Elements of a value head, a multiple of 8.
-    pub head_size_v: usize,
+    pub(crate) head_size_v: usize,
     /// Partial rows (one row, one chunk) that the workspace holds.
-    pub slot_rows: usize,
+    pub(crate) slot_rows: usize,
 }
 
 impl Shape {
@@ -53,6 +56,9 @@ impl Shape {
         head_size_v: usize,
         max_model_len: usize,
     ) -> Result<Self, String> {
+        if num_heads > MOST_HEADS {
+            return Err(format!("{num_heads} query heads (up to {MOST_HEADS} are supported)"));
+        }
         if num_kv_heads == 0 || num_heads == 0 || !num_heads.is_multiple_of(num_kv_heads) {
             return Err(format!("{num_heads} query heads over {num_kv_heads} key/value heads"));
         }
@@ -71,10 +77,14 @@ impl Shape {
     /// # Errors
     /// As [`Shape::new`].
     pub fn latent(num_heads: usize, rank: usize, rope: usize, max_model_len: usize) -> Result<Self, String> {
-        if num_heads == 0 {
-            return Err("latent attention without heads".into());
+        if num_heads == 0 || num_heads > MOST_HEADS {
+            return Err(format!("latent attention of {num_heads} heads (1 to {MOST_HEADS} are supported)"));
         }
-        if rank == 0 || rank + rope > MOST_LATENT || !rank.is_multiple_of(8) || !rope.is_multiple_of(8) {
+        if rank == 0
+            || rank.saturating_add(rope) > MOST_LATENT
+            || !rank.is_multiple_of(8)
+            || !rope.is_multiple_of(8)
+        {
             return Err(format!(
                 "a latent of {rank} + {rope} elements (multiples of 8, together up to {MOST_LATENT}, are supported)"
             ));
@@ -132,16 +142,16 @@ impl Shape {
 
     /// float32 in a partial row: maximum, sum, and the accumulated values from [`SLOT_VALUES`] on.
     pub(super) fn slot_floats(&self) -> usize {
-        SLOT_VALUES + self.head_size_v.next_multiple_of(LINE)
+        SLOT_VALUES + self.head_size_v.next_multiple_of(LINE_FLOATS)
     }
 
     /// Where the arrays of a worker's scratch begin.
     pub(super) fn scratch(&self) -> ScratchLayout {
-        let (rows, tile_rows) = (self.max_rows(), self.max_rows().next_multiple_of(LINE));
+        let (rows, tile_rows) = (self.max_rows(), self.max_rows().next_multiple_of(LINE_FLOATS));
         let mut end = 0;
         let mut place = |floats: usize| {
             let at = end;
-            end = (at + floats).next_multiple_of(LINE) + GUARD;
+            end = (at + floats).next_multiple_of(LINE_FLOATS) + GUARD;
             at
         };
         ScratchLayout {
@@ -150,7 +160,7 @@ impl Shape {
             total: place(rows * self.head_size_v),
             scores: place(tile_rows * TILE),
             keys: place(TILE * self.head_size),
-            values: place(TILE * self.head_size_v.next_multiple_of(LINE)),
+            values: place(TILE * self.head_size_v.next_multiple_of(LINE_FLOATS)),
             row_state: place(rows * 4),
             bounds: place(rows * 2),
             q_terms: place((TERMS * tile_rows * self.head_size).div_ceil(2)),
@@ -173,9 +183,9 @@ impl Shape {
 }
 
 /// Where a partial row's values begin; maximum and sum come first.
-pub(super) const SLOT_VALUES: usize = LINE;
+pub(super) const SLOT_VALUES: usize = LINE_FLOATS;
 /// float32 after each array that nobody writes: tests look at them.
-pub(super) const GUARD: usize = LINE;
+pub(super) const GUARD: usize = LINE_FLOATS;
 
 /// Offsets of a worker's arrays, in float32.
 #[derive(Clone, Copy, Debug)]
@@ -192,9 +202,9 @@ pub(super) struct ScratchLayout {
     pub(super) keys: usize,
     /// `[head_size_v / 16, TILE, 16]`: values in float32.
     pub(super) values: usize,
-    /// `[4, rows]`: maximum and sum of this chunk, and of the merged chunks.
+    /// `[rows, 4]`: maximum and sum of this chunk, and of the merged chunks.
     pub(super) row_state: usize,
-    /// `[2, rows]`, u32: first key that a row sees, and the one after the last.
+    /// `[rows, 2]`, u32: first key that a row sees, and the one after the last.
     pub(super) bounds: usize,
     /// `[TERMS, tile_rows, head_size]`, bfloat16: queries, for tiles.
     pub(super) q_terms: usize,

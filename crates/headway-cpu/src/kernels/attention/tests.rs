@@ -105,7 +105,7 @@ fn attend_over_pattern(shape: &Shape, requests: &[Request], threads: usize, isa:
     plan.build(shape, threads, None, requests.iter().copied()).unwrap();
     let stride = requests.iter().map(|r| r.seq_len.div_ceil(16)).max().unwrap_or(1);
     let table = View::from_vec(vec![0; stride * requests.len()]);
-    let batch = Batch::new(Arc::new(plan), table, stride, 16, None).unwrap();
+    let batch = Batch::new(Arc::new(plan), table, stride, 16).unwrap();
     let page = 16 * shape.num_kv_heads * (shape.head_size + shape.head_size_v) * dtype.size();
     let cache = CacheLayout { offset: 0, block_stride: page, num_blocks: 1, block_size: 16, dtype };
     let bytes = vec![0x38; page];
@@ -173,7 +173,7 @@ fn a_pool_with_more_threads_than_the_workspace_is_refused() {
     let shape = Shape::new(1, 1, 8, 8, 64).unwrap();
     let mut plan = Plan::default();
     plan.build(&shape, 1, None, [request(0, 1, 1)].into_iter()).unwrap();
-    let batch = Batch::new(Arc::new(plan), View::from_vec(vec![0]), 1, 16, None).unwrap();
+    let batch = Batch::new(Arc::new(plan), View::from_vec(vec![0]), 1, 16).unwrap();
     let cache =
         CacheLayout { offset: 0, block_stride: 1024, num_blocks: 1, block_size: 16, dtype: DType::F32 };
     let layer = LayerNumbers {
@@ -197,4 +197,49 @@ fn a_pool_with_more_threads_than_the_workspace_is_refused() {
     assert!(run(&two, Isa::Portable).unwrap_err().to_string().contains("pool of 2"));
     let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
     assert!(run(&one, foreign).is_err());
+}
+
+#[test]
+fn sizes_that_would_wrap_are_refused() {
+    let big = usize::MAX / 8 * 8;
+    for shape in [
+        Shape::new(big, 1, 64, 64, 64),
+        Shape::new(big, big, 64, 64, 64),
+        Shape::new(1, 1, big, 64, 64),
+        Shape::new(1, 1, 64, big, 64),
+        Shape::latent(big, 512, 64, 64),
+        Shape::latent(1, 512, big, 64),
+        Shape::latent(1, big, 512, 64),
+    ] {
+        assert!(shape.is_err(), "{shape:?}");
+    }
+    let shape = Shape::new(2, 2, 64, 64, 64).unwrap();
+    for (num_blocks, block_size, block_stride, offset) in [
+        (1, 16, 0, usize::MAX),
+        (2, usize::MAX / 16 * 16, 0, 0),
+        (usize::MAX, 16, usize::MAX, 0),
+        (3, 16, 1 << 63, 1),
+    ] {
+        let layout = CacheLayout { offset, block_stride, num_blocks, block_size, dtype: DType::F32 };
+        assert!(layout.check(&shape, 1 << 20).is_err(), "{layout:?}");
+    }
+}
+
+#[test]
+fn a_latent_page_takes_no_keys_and_values() {
+    let shape = Shape::latent(4, 32, 8, 64).unwrap();
+    let rows = [0f32; 40];
+    let row = || TensorRef::from_host(&rows, &[1, 1, 40]).unwrap();
+    let cache = CacheLayout { offset: 0, block_stride: 0, num_blocks: 1, block_size: 16, dtype: DType::F32 };
+    let mut bytes = vec![0; 16 * 40 * 4];
+    let pool = Pool::new(Some(1)).unwrap();
+    let e = write_kv((&pool, Isa::Portable), &shape, (row(), 1.0), (row(), 1.0), &[0], &cache, &mut bytes);
+    assert!(e.unwrap_err().to_string().contains("latent"));
+}
+
+#[test]
+fn a_window_of_no_tokens_is_refused() {
+    let shape = Shape::new(1, 1, 8, 8, 64).unwrap();
+    let e = Plan::default().build(&shape, 1, Some(0), [request(0, 1, 1)].into_iter()).unwrap_err();
+    assert!(e.contains("window of 0"), "{e}");
 }

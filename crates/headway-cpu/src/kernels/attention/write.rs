@@ -8,7 +8,7 @@ use super::{
     CacheLayout, Form, GROUP, Result, check_rows,
     elem::unit,
     entry::{Pack, pack},
-    inputs, isa_is_available,
+    inputs,
     job::Rows,
     lanes::{LINE, prefetch},
     narrow::{Narrow, narrow},
@@ -41,10 +41,13 @@ pub fn write_kv(
     cache: &CacheLayout,
     bytes: &mut [u8],
 ) -> Result<()> {
+    if shape.form != Form::KeysAndValues {
+        return Err(inputs("keys and values for a cache of latent rows"));
+    }
     cache.check(shape, bytes.len())?;
     check_rows("key", k.shape(), shape.num_kv_heads, shape.head_size, slots.len())?;
     check_rows("value", v.shape(), shape.num_kv_heads, shape.head_size_v, slots.len())?;
-    if !isa_is_available(isa) {
+    if !isa.is_available() {
         return Err(inputs(format!("kernels for {isa} can't run on this machine")));
     }
     check_slots(slots, cache)?;

@@ -40,6 +40,7 @@ impl Runs {
     ) {
         let Some(first) = layers.first() else { return };
         assert!(offsets.len() == layers.len() + 1 && offsets[layers.len()] as usize == xs.count());
+        assert!(offsets.is_sorted() && layers.iter().all(|l| l.k == first.k && l.n == first.n));
         assert!(outs.count() == xs.count() && xs.width() == first.k && outs.width() == first.n);
         let (pool, mut tasks) = (cx.pool(), 0);
         self.0.clear();

@@ -48,7 +48,7 @@ impl Run {
 }
 
 /// Copies each run's latents to its slots: `out` is `[slots, width]`; slots between runs become 0. `cache` is pages of
-/// `width` elements a token, times `scale`; `table` is `[requests, stride]`; `new` is `[rows, width]`.
+/// `width` elements a token, times `scale` where they are of 8 bits; `table` is `[requests, stride]`; `new` is `[rows, width]`.
 ///
 /// # Errors
 /// A block outside the cache or past a row of the table; rows that aren't there; dtypes.
@@ -63,6 +63,9 @@ pub fn gather(
 ) -> Result<()> {
     let size = cache.dtype.size();
     let read = reader(cache.dtype)?;
+    if cache.block_size == 0 {
+        return Err(AttentionError::KvCache("blocks of no tokens".into()));
+    }
     let new = New::of(new, width)?;
     let mut rest = out;
     let mut at = 0;

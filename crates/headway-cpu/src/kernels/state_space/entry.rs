@@ -23,7 +23,7 @@ macro_rules! per_isa {
                 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
                 fn avx512($($arg: $type),*) { $module::$name::<Fused>($($arg),*) }
                 match isa {
-                    // SAFETY: an `Isa` of this level is only made where the processor has its features.
+                    // SAFETY: `mix` refuses a level that the machine lacks.
                     Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     // SAFETY: as above.
                     Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return unsafe { avx512($($arg),*) },

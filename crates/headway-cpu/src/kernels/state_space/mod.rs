@@ -104,7 +104,13 @@ pub fn mix(
     let (xs, x) = f32_rows("state-space input", x, [tokens, width])?;
     let (ys, out) = f32_rows_mut("state-space output", out, [tokens, dims.inner()])?;
     let w = batch.workspace;
-    let end = batch.plan.requests.iter().map(|r| r.rows.end).max().unwrap_or(0);
+    let end = batch.plan.rows();
+    if !on.isa.is_available() {
+        return Err(inputs(format!("kernels for {} can't run on this machine", on.isa)));
+    }
+    if !batch.states.is_of(batch.plan) {
+        return Err(inputs("states of another step".into()));
+    }
     if *w.dims() != dims {
         return Err(inputs("metadata of a group with other layers".into()));
     }
@@ -114,7 +120,7 @@ pub fn mix(
             w.max_tokens
         )));
     }
-    if batch.plan.chunks.iter().any(|c| *c > w.room.chunk) {
+    if batch.plan.longest_chunk() > w.room.chunk {
         return Err(inputs(format!("a chunk of more than the workspace's {} tokens", w.room.chunk)));
     }
     if batch.states.largest() >= places.num_blocks.max(1) {
@@ -139,8 +145,7 @@ pub fn mix(
     for row in end..tokens {
         out[ys.range(row)].fill(0.0);
     }
-    run::run(on, batch, numbers, (&xs, x), (places, bytes), (&ys, out));
-    Ok(())
+    run::run(on, batch, numbers, (&xs, x), (places, bytes), (&ys, out))
 }
 
 fn inputs(why: String) -> AttentionError {

@@ -15,11 +15,13 @@ use crate::{
     kernels::elementwise::{math::exp, rows::Rows},
     pool::SharedMut,
 };
+use headway_attention::{AttentionError, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Fewer elements than this are computed by the calling thread alone.
 const WORTH_A_REGION: usize = 1 << 14;
 
+/// A worker's buffers; [`run`] refuses those that a panic left.
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -34,7 +36,7 @@ struct Job<'a> {
     cache: SharedMut<'a, u8>,
     out: (&'a Rows, SharedMut<'a, f32>),
     /// Requests with new tokens.
-    live: Vec<usize>,
+    live: &'a [usize],
     workers: &'a [Mutex<Worker>],
 }
 
@@ -46,9 +48,13 @@ pub(super) fn run(
     x: (&Rows, &[f32]),
     (places, bytes): (&StateCache, &mut [u8]),
     (ys, out): (&Rows, &mut [f32]),
-) {
-    let mut inner = lock(&batch.workspace.inner);
+) -> Result<()> {
+    let broken = || AttentionError::Inputs("an earlier call of this group panicked".into());
+    let mut inner = batch.workspace.inner.lock().map_err(|_| broken())?;
     let Inner { xbc, workers } = &mut *inner;
+    if workers.iter().any(Mutex::is_poisoned) {
+        return Err(broken());
+    }
     let xbc: &mut [f32] = bytemuck::cast_slice_mut(xbc.as_bytes_mut());
     let job = Job {
         on,
@@ -58,11 +64,12 @@ pub(super) fn run(
         places,
         cache: SharedMut::new(bytes),
         out: (ys, SharedMut::new(out)),
-        live: (0..batch.plan.requests.len()).filter(|r| !batch.plan.requests[*r].rows.is_empty()).collect(),
+        live: batch.plan.live(),
         workers,
     };
     job.convolve(&SharedMut::new(&mut *xbc));
     job.scan(xbc);
+    Ok(())
 }
 
 impl Job<'_> {
@@ -78,7 +85,7 @@ impl Job<'_> {
     }
 
     fn elements(&self, width: usize) -> usize {
-        self.live.iter().map(|r| self.batch.plan.requests[*r].rows.len()).sum::<usize>() * width
+        self.live.iter().map(|r| self.batch.plan.requests()[*r].rows.len()).sum::<usize>() * width
     }
 
     /// First byte of a request's page.
@@ -105,7 +112,7 @@ impl Job<'_> {
         xbc: &SharedMut<'_, f32>,
         worker: &mut Worker,
     ) {
-        let (request, page) = (&self.batch.plan.requests[index], &self.places.page);
+        let (request, page) = (&self.batch.plan.requests()[index], &self.places.page);
         let (dims, elem, width) = (page.dims(), page.conv, channels.len());
         let (memory, conv_dim) = (dims.memory(), dims.conv_dim());
         let before = &mut worker.before[..memory * width];
@@ -161,7 +168,7 @@ impl Job<'_> {
             // Prefills are last in the batch, and longest: they go first.
             let index = self.live[self.live.len() - 1 - task / blocks];
             let heads = (task % blocks * most, most);
-            let request = &self.batch.plan.requests[index];
+            let request = &self.batch.plan.requests()[index];
             let rows = &xbc[request.rows.start * dims.conv_dim()..request.rows.end * dims.conv_dim()];
             if request.chunks.is_empty() || self.on.stepwise {
                 self.steps(index, request, heads, rows);
@@ -255,7 +262,7 @@ impl Job<'_> {
             }
         }
         let mut done = 0;
-        for &len in &self.batch.plan.chunks[request.chunks.clone()] {
+        for &len in &self.batch.plan.chunks()[request.chunks.clone()] {
             let first = request.rows.start + done;
             // Taken out for as long as the rest of the buffers is written.
             let mut dt = std::mem::take(&mut scan.dt);

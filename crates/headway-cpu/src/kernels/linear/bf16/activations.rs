@@ -73,7 +73,7 @@ fn round_row(isa: Isa, x: &[f32], out: &mut [u16]) {
             row(x, out);
         }
         if matches!(isa, Isa::Avx512Bf16 | Isa::Amx) {
-            // SAFETY: an `Isa` of this level is only made where the processor has its features.
+            // SAFETY: `CpuExec::new`, where every level comes from, refuses what the machine lacks.
             return unsafe { avx512(x, out) };
         }
     }

@@ -62,7 +62,8 @@ fn shortened(name: &str, layers: usize, dir: &Path) -> PathBuf {
     };
     let kept: Vec<_> = all.tensors().into_iter().filter(|(name, _)| is_kept(name)).collect();
     fs::write(to.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
-    let text = fs::read_to_string(from.join("config.json")).unwrap();
+    // Python's writer has a word for an open limit that JSON hasn't.
+    let text = fs::read_to_string(from.join("config.json")).unwrap().replace("Infinity", "1e38");
     let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
     config["num_hidden_layers"] = layers.into();
     if let Some(types) = config["layer_types"].as_array_mut() {

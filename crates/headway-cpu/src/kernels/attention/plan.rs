@@ -18,6 +18,8 @@ pub const CHUNK: usize = 256;
 const ITEMS_PER_THREAD: u64 = 4;
 /// No item is cut below this cost (rows x keys): some microseconds.
 const LEAST_COST: u64 = 1024;
+/// An item of this part of the cost that items should have at most is short: it matters little when it is done.
+const SHORT: u64 = 32;
 
 /// One request of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,24 @@ pub(super) struct Item {
     /// Index of the split that this item is a part of, or [`WHOLE`].
     pub(super) split: u32,
     cost: u64,
+}
+
+impl Item {
+    /// All heads of a tile, over all that it sees.
+    #[inline]
+    fn whole(request: usize, tile: Tile, shape: &Shape) -> Self {
+        Self {
+            request: request as u32,
+            q_begin: tile.q_begin,
+            q_end: tile.q_end,
+            head_begin: 0,
+            head_end: shape.num_kv_heads as u32,
+            chunk_begin: tile.chunk_begin,
+            chunk_end: tile.chunk_end,
+            split: WHOLE,
+            cost: tile.cost * shape.num_kv_heads as u64,
+        }
+    }
 }
 
 /// [`Item::split`] of an item that does all chunks itself.
@@ -167,46 +187,68 @@ impl Plan {
             return Err("a window of 0 tokens; it holds the query's own".into());
         }
         let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
-        let mut total = 0;
+        // Many short requests are the usual step: one pass plans them, unless an item comes out too long.
+        let (mut total, mut largest, mut in_one_pass) = (0, 0, true);
         for r in requests {
             if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
                 return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
             }
-            total += r.tiles(step, group, window).map(|t| t.cost).sum::<u64>();
+            in_one_pass &= r.q_len <= step;
+            if in_one_pass && r.q_len > 0 {
+                let tile = match r.q_len {
+                    1 => Tile::of_decode(&r, group, window),
+                    n => Tile::new(&r, 0..n, group, window),
+                };
+                total += tile.cost;
+                largest = largest.max(tile.cost);
+                self.items.push(Item::whole(self.requests.len(), tile, shape));
+            } else {
+                total += r.tiles(step, group, window).map(|t| t.cost).sum::<u64>();
+            }
             self.rows += r.q_len;
             self.most_keys = self.most_keys.max(if r.q_len > 0 { r.seq_len } else { 0 });
             self.requests.push(r);
         }
         let target = (total * heads / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
-        for i in 0..self.requests.len() {
-            for tile in self.requests[i].tiles(step, group, window) {
-                self.push(shape, i as u32, tile, target, threads > 1, group);
+        if !in_one_pass || largest * heads > target {
+            self.items.clear();
+            for i in 0..self.requests.len() {
+                for tile in self.requests[i].tiles(step, group, window) {
+                    self.push(shape, i, tile, target, threads > 1, group);
+                }
             }
         }
-        // Longest first, so that short items fill the gaps at the end.
-        self.items.sort_unstable_by_key(|i| {
-            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
-        });
+        self.longest_first(target / SHORT);
         Ok(())
     }
 
+    /// Sorts the items that cost more than `short` to the front, so that the others fill the gaps at the end.
+    fn longest_first(&mut self, short: u64) {
+        let mut long = 0;
+        for i in 0..self.items.len() {
+            if self.items[i].cost > short {
+                self.items.swap(long, i);
+                long += 1;
+            }
+        }
+        self.items[..long].sort_unstable_by_key(|i| {
+            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
+        });
+    }
+
     #[inline]
-    fn push(&mut self, shape: &Shape, request: u32, tile: Tile, target: u64, may_split: bool, group: usize) {
-        let item = Item {
-            request,
-            q_begin: tile.q_begin,
-            q_end: tile.q_end,
-            head_begin: 0,
-            head_end: shape.num_kv_heads as u32,
-            chunk_begin: tile.chunk_begin,
-            chunk_end: tile.chunk_end,
-            split: WHOLE,
-            cost: tile.cost,
-        };
-        // Many small requests: the usual case, without a division.
-        if tile.cost * shape.num_kv_heads as u64 <= target {
-            let cost = tile.cost * shape.num_kv_heads as u64;
-            return self.items.push(Item { cost, ..item });
+    fn push(
+        &mut self,
+        shape: &Shape,
+        request: usize,
+        tile: Tile,
+        target: u64,
+        may_split: bool,
+        group: usize,
+    ) {
+        let item = Item::whole(request, tile, shape);
+        if item.cost <= target {
+            return self.items.push(item);
         }
         let chunks = (tile.chunk_end - tile.chunk_begin) as usize;
         let rows = (tile.q_end - tile.q_begin) as usize * group * shape.num_kv_heads;
@@ -214,9 +256,8 @@ impl Plan {
         // Heads that walk the keys together read whole blocks (see `item`); others are divided first.
         let together = rows <= shape.max_rows();
         if may_split && chunks > 1 && (together || tile.cost >= 2 * target) && fits {
-            let cost = tile.cost * shape.num_kv_heads as u64;
-            let per_part = ((target * chunks as u64 / cost) as usize).clamp(1, chunks);
-            return self.push_split(Item { cost, ..item }, rows, chunks, per_part);
+            let per_part = ((target * chunks as u64 / item.cost) as usize).clamp(1, chunks);
+            return self.push_split(item, rows, chunks, per_part);
         }
         let heads = (target / tile.cost.max(1)).clamp(1, shape.num_kv_heads as u64) as u32;
         let mut head = 0;
@@ -264,7 +305,18 @@ impl Tile {
     fn new(r: &Request, tokens: Range<usize>, group: usize, window: Option<usize>) -> Self {
         let (low, _) = r.sees(tokens.start, window);
         let (_, high) = r.sees(tokens.end - 1, window);
-        let low = low.min(high);
+        Self::over(tokens, low.min(high)..high, group)
+    }
+
+    /// [`Tile::new`] of the one new token of a request: the last, so that it sees all in the window.
+    #[inline]
+    fn of_decode(r: &Request, group: usize, window: Option<usize>) -> Self {
+        let low = window.map_or(0, |w| r.seq_len.saturating_sub(w));
+        Self::over(0..1, low..r.seq_len, group)
+    }
+
+    #[inline]
+    fn over(tokens: Range<usize>, Range { start: low, end: high }: Range<usize>, group: usize) -> Self {
         let keys = (high - low) as u64;
         Self {
             q_begin: tokens.start as u32,

@@ -239,7 +239,7 @@ impl Bench {
                     gather(self.cx.pool(), &[run], WIDTH, read, table, none, &mut latents)?;
                     expand(&self.cx, &*self.kv_b_proj, &latents, run.end(), &mut pages)?;
                     let mut plan = Plan::default();
-                    let ask = Request { first_row: 0, q_len: 1, seq_len: len, causal: false };
+                    let ask = Request { first_row: 0, q_len: 1, seq_len: len, causal: false, prefix: 0 };
                     plan.build(&sizes.prefill, threads, None, std::iter::once(ask))?;
                     let blocks = View::from_vec((0..(run.end() / GROUP) as i32).collect());
                     let batch = Batch::new(Arc::new(plan), blocks, run.end() / GROUP, GROUP)?;

@@ -148,7 +148,10 @@ fn decodes_give_the_log_of_their_denominators() {
         scale: f64::from(0.2f32),
         ..Default::default()
     };
-    let want = reference::attend(&params, &reference::Request { q: &wide(&q), k: &k, v: &v, causal: true });
+    let want = reference::attend(
+        &params,
+        &reference::Request { q: &wide(&q), k: &k, v: &v, causal: true, ..reference::Request::default() },
+    );
     let close = |a: &[f32], b: &[f64]| a.iter().zip(b).all(|(a, b)| (f64::from(*a) - b).abs() < 2e-5);
     assert!(close(&out, &want.out), "{out:?} {:?}", want.out);
     assert!(close(&lse, &want.lse), "{lse:?} {:?}", want.lse);

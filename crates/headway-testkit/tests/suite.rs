@@ -46,6 +46,8 @@ fn wrong_numbers_are_caught() {
     caught::<CAP_OVERFLOWS>("numbers");
     caught::<SCALES_SINKS>("numbers");
     caught::<READS_THE_TAIL>("numbers");
+    caught::<IGNORES_RANGES>("numbers");
+    caught::<FORGETS_THE_PROMPT>("numbers");
 }
 
 #[test]

@@ -68,9 +68,12 @@ pub struct StepInputs {
     pub dcp_local_seq_lens: Option<View<i32>>,
     /// `[num_reqs]`, tokens, host: at least `dcp_local_seq_lens`.
     pub dcp_local_seq_lens_upper_bound: Option<Vec<i32>>,
-    /// A request's token ranges that attend to each other both ways (PrefixLM), by request.
+    /// By request, ranges of positions whose tokens see each other in both directions (PrefixLM), ascending and
+    /// apart: row i sees key j where causality and window allow it, or where one range holds both. A range must
+    /// not end after the step's tokens, because its first rows could not see its last keys.
     pub mm_prefix_ranges: Option<Vec<Vec<Range<usize>>>>,
-    /// `[num_reqs]`, tokens: prefixes of ring sliding-window attention.
+    /// `[num_reqs]`, tokens: the prefix of each request, its prompt, that reference sliding-window attention
+    /// keeps visible: causal row i sees key j where `j <= i` and (`j < prefix` or `j > i - window`).
     pub rswa_prefix_lens: Option<View<i32>>,
     /// `[num_reqs]`, tokens: the encoder's lengths, for cross-attention.
     pub encoder_seq_lens: Option<Dual<i32>>,

@@ -21,15 +21,19 @@ fn tolerance(dtype: DType) -> Tolerance {
 
 /// Runs a batch at every level, alone and with three threads; clean and poisoned caches must agree.
 pub fn check(l: &Layer, reqs: &[Req], shared: usize, padding: usize, seed: u64) -> Result<(), String> {
-    let w = World::new(l, reqs, shared, padding, &mut Rng::new(seed));
-    let want = l.reference(&w);
+    check_world(l, &World::new(l, reqs, shared, padding, &mut Rng::new(seed)), &format!("{reqs:?}"))
+}
+
+/// As [`check`], for a batch that is there already.
+pub fn check_world(l: &Layer, w: &World, reqs: &str) -> Result<(), String> {
+    let want = l.reference(w);
     let live = w.rows() * l.heads * l.size_v;
     for &isa in Isa::available() {
         for (threads, windowed) in [(1, true), (3, false)] {
             let cx = exec(isa, threads);
-            let clean = step(&cx, l, &w, 0, windowed);
-            let poisoned = step(&cx, l, &w, 0xff, windowed);
-            let at = |what: String| format!("{what} ({isa}, {threads} threads, {l:?}, {reqs:?})");
+            let clean = step(&cx, l, w, 0, windowed);
+            let poisoned = step(&cx, l, w, 0xff, windowed);
+            let at = |what: String| format!("{what} ({isa}, {threads} threads, {l:?}, {reqs})");
             if clean.out.bits() != poisoned.out.bits() {
                 return Err(at("poison shows".into()));
             }
@@ -123,7 +127,7 @@ fn large_scores_stay_finite() {
     }
 }
 
-fn layers() -> impl Strategy<Value = Layer> {
+pub fn layers() -> impl Strategy<Value = Layer> {
     let heads = prop::sample::select(vec![(4, 1), (4, 2), (4, 4), (12, 3), (1, 1), (7, 1), (14, 2), (9, 3)]);
     let size = || prop::sample::select(vec![8, 16, 24, 40, 64, 72, 80, 96, 128, 136, 256]);
     let dtype = prop::sample::select(vec![DType::F32, DType::BF16, DType::F16]);
@@ -143,6 +147,7 @@ fn layers() -> impl Strategy<Value = Layer> {
             cache: types.1,
             block_size: types.2,
             window,
+            rswa: None,
             cap,
             alibi,
             sinks,

@@ -19,6 +19,7 @@ pub struct Layer {
     pub cache: DType,
     pub block_size: usize,
     pub window: Option<usize>,
+    pub rswa: Option<usize>,
     pub cap: Option<f32>,
     pub alibi: bool,
     pub sinks: bool,
@@ -36,6 +37,7 @@ impl Layer {
             cache: DType::F32,
             block_size: 16,
             window: None,
+            rswa: None,
             cap: None,
             alibi: false,
             sinks: false,
@@ -59,9 +61,11 @@ impl Layer {
     }
 
     pub fn group(&self, windowed: bool) -> GroupInfo {
-        let spec = match self.window.filter(|_| windowed) {
-            Some(sliding_window) => KvCacheSpec::SlidingWindow { attention: self.spec(), sliding_window },
-            None => KvCacheSpec::Full(self.spec()),
+        let attention = self.spec();
+        let spec = match (self.window.filter(|_| windowed), self.rswa) {
+            (_, Some(rswa_window)) => KvCacheSpec::Rswa { attention, rswa_window },
+            (Some(sliding_window), _) => KvCacheSpec::SlidingWindow { attention, sliding_window },
+            _ => KvCacheSpec::Full(attention),
         };
         GroupInfo {
             layers: vec![AttnLayer(0)],
@@ -102,6 +106,7 @@ impl Layer {
             head_size_v: self.size_v,
             scale: f64::from((self.size as f32).powf(-0.5)),
             sliding_window: self.window,
+            rswa_window: self.rswa,
             logit_soft_cap: self.cap.map(f64::from),
             alibi_slopes: self.alibi.then_some(&slopes[..]),
             sinks: self.sinks.then_some(&sinks[..]),
@@ -119,6 +124,8 @@ impl Layer {
                 k_by_slot: &world.k_shadow,
                 v_by_slot: &world.v_shadow,
                 causal: &world.causal,
+                spans: &world.spans,
+                prefixes: &world.prefixes,
             },
         )
     }

@@ -5,6 +5,7 @@ mod act;
 mod against_reference;
 mod bf16;
 mod layer;
+mod masks;
 mod refusals;
 mod run;
 mod sameness;

@@ -8,7 +8,7 @@ use super::{act::Act, layer::Layer};
 use headway_attention::{CommonAttentionMetadata, StepInputs, step::common::Causal};
 use headway_tensor::{DType, Dual, View};
 use headway_testkit::{Rng, reference::round::through_cache};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// One request of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +44,10 @@ pub struct World {
     pub num_blocks: usize,
     pub k_shadow: Vec<f64>,
     pub v_shadow: Vec<f64>,
+    /// By request, or empty.
+    pub spans: Vec<Vec<Range<usize>>>,
+    /// By request, or empty.
+    pub prefixes: Vec<usize>,
     /// Context keys and values, with the slots that they were written to.
     pub context: (Act, Act, Vec<i64>),
 }
@@ -140,6 +144,8 @@ impl World {
             num_blocks,
             k_shadow,
             v_shadow,
+            spans: vec![],
+            prefixes: vec![],
             context: (old_k, old_v, old_slots),
         }
     }
@@ -158,6 +164,9 @@ impl World {
             false => Causal::PerRequest(View::from_vec(self.causal.iter().map(|c| u8::from(*c)).collect())),
         };
         inputs.num_actual_tokens = self.slots.len();
+        inputs.mm_prefix_ranges = (!self.spans.is_empty()).then(|| self.spans.clone());
+        inputs.rswa_prefix_lens = (!self.prefixes.is_empty())
+            .then(|| View::from_vec(self.prefixes.iter().map(|&p| p as i32).collect()));
         let table = Dual::from_vec(self.table.clone());
         let slots = View::from_vec(self.slots.clone());
         CommonAttentionMetadata::new(Arc::new(inputs), table, self.stride, slots).unwrap()

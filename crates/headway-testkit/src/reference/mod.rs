@@ -4,6 +4,8 @@
 //! keys and values in token order; [`attend_paged`] walks a paged batch by its block table, over a
 //! shadow of the cache that is indexed by slot. Not for speed.
 
+use std::ops::Range;
+
 pub mod experts;
 pub mod round;
 pub mod state_space;
@@ -23,6 +25,8 @@ pub struct Params<'a> {
     pub scale: f64,
     /// Position i sees j only where `i - window < j <= i` (without causality: `i - window < j`).
     pub sliding_window: Option<usize>,
+    /// As `sliding_window`, but a request's prefix stays visible (R-SWA).
+    pub rswa_window: Option<usize>,
     /// `cap · tanh(score / cap)`, after the scale and before ALiBi.
     pub logit_soft_cap: Option<f64>,
     /// `slope · (j - i)` is added to the score, per query head.
@@ -33,7 +37,7 @@ pub struct Params<'a> {
 }
 
 /// One request: the last `q_len` of its `kv_len` tokens ask.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// `[q_len, num_heads, head_size]`.
     pub q: &'a [f64],
@@ -43,6 +47,10 @@ pub struct Request<'a> {
     pub v: &'a [f64],
     /// A row sees no key after its own position.
     pub causal: bool,
+    /// Positions that see each other both ways, range by range (PrefixLM), whatever causality and window say.
+    pub spans: &'a [Range<usize>],
+    /// Tokens that an R-SWA window leaves visible.
+    pub prefix: usize,
 }
 
 /// What attention gives.
@@ -59,6 +67,17 @@ pub struct Answer {
 /// first key, where a request asks with more rows than it has keys.
 pub fn sees(i: i64, j: i64, causal: bool, window: Option<usize>) -> bool {
     (!causal || j <= i) && window.is_none_or(|w| j > i - w as i64)
+}
+
+/// As [`sees`], with a request's prefix and spans: the whole mask.
+pub fn sees_masked(p: &Params<'_>, r: &Request<'_>, i: i64, j: i64) -> bool {
+    let near = sees(i, j, r.causal, p.sliding_window) && sees(i, j, r.causal, p.rswa_window);
+    let kept = p.rswa_window.is_some() && j < r.prefix as i64 && (!r.causal || j <= i);
+    let both = |s: &Range<usize>| {
+        let s = s.start as i64..s.end as i64;
+        s.contains(&i) && s.contains(&j)
+    };
+    near || kept || r.spans.iter().any(both)
 }
 
 /// The score of one row and one key, after scale, soft cap and ALiBi.
@@ -91,8 +110,7 @@ pub fn attend(p: &Params<'_>, r: &Request<'_>) -> Answer {
             let kv_head = head / (heads / kv_heads);
             let at = row * heads + head;
             let q = &r.q[at * d..][..d];
-            let seen: Vec<usize> =
-                (0..kv_len).filter(|&j| sees(i, j as i64, r.causal, p.sliding_window)).collect();
+            let seen: Vec<usize> = (0..kv_len).filter(|&j| sees_masked(p, r, i, j as i64)).collect();
             let scores: Vec<f64> = seen
                 .iter()
                 .map(|&j| score(p, q, &r.k[(j * kv_heads + kv_head) * d..][..d], head, j as i64 - i))
@@ -129,7 +147,7 @@ fn softmax_into<'v>(
 
 /// A batch over a paged cache. The cache is a shadow: one row a slot, in float64, whatever the
 /// kernel's own layout and element type are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PagedBatch<'a> {
     /// `[num_tokens, num_heads, head_size]`: the new rows of all requests, one after another.
     pub q: &'a [f64],
@@ -149,6 +167,10 @@ pub struct PagedBatch<'a> {
     pub v_by_slot: &'a [f64],
     /// `[num_reqs]`.
     pub causal: &'a [bool],
+    /// `[num_reqs]`: [`Request::spans`]; past its end, none.
+    pub spans: &'a [Vec<Range<usize>>],
+    /// `[num_reqs]`: [`Request::prefix`]; past its end, 0.
+    pub prefixes: &'a [usize],
 }
 
 impl PagedBatch<'_> {
@@ -178,7 +200,9 @@ pub fn attend_paged(p: &Params<'_>, b: &PagedBatch<'_>) -> Answer {
         let k = b.gather(request, b.k_by_slot, p.num_kv_heads * p.head_size);
         let v = b.gather(request, b.v_by_slot, p.num_kv_heads * p.head_size_v);
         let q = &b.q[rows[0] as usize * width..rows[1] as usize * width];
-        let one = attend(p, &Request { q, k: &k, v: &v, causal: b.causal[request] });
+        let spans = b.spans.get(request).map_or(&[][..], Vec::as_slice);
+        let prefix = b.prefixes.get(request).copied().unwrap_or(0);
+        let one = attend(p, &Request { q, k: &k, v: &v, causal: b.causal[request], spans, prefix });
         all.out.extend(one.out);
         all.lse.extend(one.lse);
     }

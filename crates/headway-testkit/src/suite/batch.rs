@@ -11,6 +11,7 @@ use crate::{
 };
 use headway_attention::group::kv::block_table::slot;
 use headway_tensor::DType;
+use std::ops::Range;
 
 /// A request of a step: the last `q_len` of `kv_len` tokens are new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +94,10 @@ pub struct Step {
     pub positions: Vec<i32>,
     /// `[num_reqs]`.
     pub is_prefilling: Vec<bool>,
+    /// `[num_reqs]`: ranges that see each other both ways, where the cell has such.
+    pub spans: Vec<Vec<Range<usize>>>,
+    /// `[num_reqs]`: tokens that R-SWA keeps visible.
+    pub prefixes: Vec<usize>,
     /// `[padded tokens, num_heads, head_size]`; NaN in padding rows, as in `k` and `v`.
     pub q: Vec<f32>,
     /// `[padded tokens, num_kv_heads, head_size]`.
@@ -133,6 +138,8 @@ pub struct World {
     pub kv_b_proj: Vec<f32>,
     blocks: Vec<Vec<i32>>,
     shared: Vec<usize>,
+    spans: Vec<Vec<Range<usize>>>,
+    prefixes: Vec<usize>,
     raw: [Vec<f32>; 2],
     /// What the cache gives back, by slot: keys (or latents) and values.
     pub(super) shadow: [Vec<f64>; 2],
@@ -161,6 +168,14 @@ impl World {
             kv_b_proj: latent::projection(cell, &mut rng),
             blocks,
             shared,
+            spans: reqs
+                .iter()
+                .map(|r| if cell.features.spans { spans(r, &mut rng) } else { vec![] })
+                .collect(),
+            prefixes: reqs
+                .iter()
+                .map(|r| if cell.features.rswa.is_some() { rng.below(r.kv_len + 4) } else { 0 })
+                .collect(),
             raw: [vec![f32::NAN; slots * k_width], vec![f32::NAN; slots * v_width]],
             shadow: [vec![f64::NAN; slots * k_width], vec![f64::NAN; slots * v_width]],
             reqs,
@@ -257,6 +272,9 @@ impl World {
         blocks.truncate(r.kv_len.div_ceil(self.cell.block_size));
         blocks.resize(self.stride, 0);
         s.block_table.extend(blocks);
+        let spans = request.map_or(&[][..], |i| &self.spans[i]);
+        s.spans.push(spans.iter().filter(|s| s.end <= r.kv_len).cloned().collect());
+        s.prefixes.push(request.map_or(0, |i| self.prefixes[i]));
         s.reqs.push(r);
     }
 
@@ -293,6 +311,7 @@ impl World {
             head_size_v: c.head_size_v,
             scale: f64::from(self.scale()),
             sliding_window: c.features.window,
+            rswa_window: c.features.rswa,
             logit_soft_cap: c.features.soft_cap.map(f64::from),
             alibi_slopes: c.features.alibi.then_some(&self.slopes[..]),
             sinks: c.features.sinks.then_some(&self.sinks[..]),
@@ -309,9 +328,26 @@ impl World {
             k_by_slot: &self.shadow[0],
             v_by_slot: &self.shadow[1],
             causal: &causal,
+            spans: &s.spans,
+            prefixes: &s.prefixes,
         };
         attend_paged(&params, &batch).out
     }
+}
+
+/// Ranges of a request, none of which holds both a computed token and a new one.
+fn spans(r: &Req, rng: &mut Rng) -> Vec<Range<usize>> {
+    let mut spans = vec![];
+    for part in [0..r.kv_len - r.q_len, r.kv_len - r.q_len..r.kv_len] {
+        let mut at = part.start;
+        while at < part.end && rng.chance(0.7) {
+            let start = at + rng.below(part.end - at);
+            let end = rng.between(start + 1, part.end);
+            spans.push(start..end);
+            at = end;
+        }
+    }
+    spans
 }
 
 /// Blocks of each request, and how many at its beginning belong to an earlier request. Every second

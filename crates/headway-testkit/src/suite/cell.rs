@@ -59,6 +59,10 @@ pub struct Features {
     pub alibi: bool,
     /// Causality.
     pub non_causal: NonCausal,
+    /// Ranges that see each other both ways (PrefixLM).
+    pub spans: bool,
+    /// R-SWA's window in tokens, beside a prefix of each request.
+    pub rswa: Option<usize>,
     /// Queries and keys so large that scores reach ±10⁴.
     pub huge_scores: bool,
 }
@@ -73,6 +77,8 @@ impl Features {
             (self.alibi, "alibi"),
             (self.non_causal == NonCausal::All, "noncausal"),
             (self.non_causal == NonCausal::PerRequest, "causal per request"),
+            (self.spans, "mm-prefix"),
+            (self.rswa.is_some(), "r-swa"),
             (self.huge_scores, "huge scores"),
         ];
         let on: Vec<_> = parts.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
@@ -158,6 +164,8 @@ impl Cell {
             has_logit_soft_cap: self.features.soft_cap.is_some(),
             has_alibi: self.features.alibi,
             use_non_causal: self.features.non_causal != NonCausal::No,
+            use_mm_prefix: self.features.spans,
+            use_rswa: self.features.rswa.is_some(),
             use_batch_invariant: self.batch_invariant,
             ..LayerNeed::default()
         }
@@ -190,7 +198,7 @@ impl fmt::Display for Cell {
             write!(f, " layout={layout}")?;
         }
         write!(f, " {}", self.features.name())?;
-        if let Some(w) = self.features.window {
+        if let Some(w) = self.features.window.or(self.features.rswa) {
             write!(f, " W={w}")?;
         }
         if self.batch_invariant {

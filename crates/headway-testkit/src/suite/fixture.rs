@@ -55,6 +55,7 @@ struct Buffers {
     slots: Persistent<i64>,
     positions: Persistent<i32>,
     causal: Persistent<u8>,
+    prefixes: Persistent<i32>,
 }
 
 /// A backend set up for one cell.
@@ -116,7 +117,11 @@ fn spec(cell: &Cell) -> Result<AttentionSpec> {
 }
 
 fn group_info(cell: &Cell, world: &World, spec: AttentionSpec) -> GroupInfo {
-    let spec = if cell.latent.is_some() { KvCacheSpec::Mla(spec) } else { KvCacheSpec::Full(spec) };
+    let spec = match (cell.latent, cell.features.rswa) {
+        (Some(_), _) => KvCacheSpec::Mla(spec),
+        (None, Some(rswa_window)) => KvCacheSpec::Rswa { attention: spec, rswa_window },
+        (None, None) => KvCacheSpec::Full(spec),
+    };
     let reqs = 4 + 2 * world.reqs.len();
     GroupInfo {
         layout: cell.layout.unwrap_or_default(),
@@ -151,6 +156,7 @@ impl<'a> Fixture<'a> {
             slots: Persistent::new(exec, tokens),
             positions: Persistent::new(exec, tokens),
             causal: Persistent::new(exec, reqs),
+            prefixes: Persistent::new(exec, reqs),
         };
         Ok(Self {
             layer: layer(tools, world)?,
@@ -262,6 +268,12 @@ impl<'a> Fixture<'a> {
                 o.iter_mut().zip(&step.reqs).for_each(|(o, r)| *o = r.causal.into());
             })),
         };
+        inputs.mm_prefix_ranges = self.cell.features.spans.then(|| step.spans.clone());
+        inputs.rswa_prefix_lens = self.cell.features.rswa.map(|_| {
+            b.prefixes.write(exec, reqs, |o| {
+                o.iter_mut().zip(&step.prefixes).for_each(|(o, p)| *o = *p as i32);
+            })
+        });
         let (table, slots) = (&step.block_table, &step.slots);
         let table = b.block_table.write_dual(exec, table.len(), |o| o.copy_from_slice(table));
         let slots = b.slots.write(exec, n, |o| o.copy_from_slice(slots));

@@ -88,6 +88,7 @@ pub fn features(rules: &RuleBook, block_size: usize, turn: usize) -> Vec<Feature
     let cap = Some(1.5);
     let (w, s) = (rules.supports_sliding_window, rules.supports_sinks);
     let (c, a) = (rules.supports_logit_soft_cap, rules.supports_alibi);
+    let (m, r) = (rules.supports_mm_prefix, rules.supports_rswa);
     let everything =
         Features { window: window.filter(|_| w), sinks: s, soft_cap: cap.filter(|_| c), alibi: a, ..plain };
     let all = [
@@ -103,6 +104,14 @@ pub fn features(rules: &RuleBook, block_size: usize, turn: usize) -> Vec<Feature
         (w || s || c || a, everything),
         (rules.supports_non_causal, Features { non_causal: NonCausal::All, ..plain }),
         (rules.supports_non_causal, Features { non_causal: NonCausal::PerRequest, ..plain }),
+        (m, Features { spans: true, ..plain }),
+        (m && w, Features { spans: true, window, ..plain }),
+        (
+            m && rules.supports_non_causal,
+            Features { spans: true, window, non_causal: NonCausal::PerRequest, ..plain },
+        ),
+        (r, Features { rswa: window, ..plain }),
+        (r && m && s && c, Features { rswa: window, spans: true, sinks: true, soft_cap: cap, ..plain }),
     ];
     let mut on: Vec<Features> = vec![];
     for (_, f) in all.into_iter().filter(|(on, _)| *on) {

@@ -52,7 +52,7 @@ pub fn answer(world: &World, d: &LatentDims, s: &Step, decodes: usize) -> Vec<f6
             expand(world, d, &latent, &mut k, &mut v);
         }
         let q: Vec<f64> = s.q[from * rows..to * rows].iter().copied().map(f64::from).collect();
-        out.extend(attend(&params, &Request { q: &q, k: &k, v: &v, causal: true }).out);
+        out.extend(attend(&params, &Request { q: &q, k: &k, v: &v, causal: true, ..Request::default() }).out);
     }
     out
 }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv};
 use headway_tensor::{TensorMut, TensorRef, View};
 use headway_testkit::reference::round::{f8_value, round_to};
-use std::{collections::HashMap, sync::LazyLock};
+use std::{collections::HashMap, ops::Range, sync::LazyLock};
 
 /// One layer's numbers.
 pub struct PlainLayer<const FAULT: u8> {
@@ -89,9 +89,17 @@ impl<const FAULT: u8> PlainLayer<FAULT> {
         s + self.slopes.as_ref().map_or(0.0, |a| f64::from(a[head]) * distance as f64)
     }
 
-    fn sees(&self, i: i64, j: i64, causal: bool) -> bool {
-        let window = self.window.map(|w| if FAULT == WINDOW_ONE_TOO_LONG { w + 1 } else { w });
-        (!causal || j <= i) && window.is_none_or(|w| j > i - w as i64)
+    /// Whether row i of a request sees key j.
+    fn sees(&self, m: &Metadata, request: usize, (i, j): (i64, i64), causal: bool) -> bool {
+        let window = self.window.or(m.rswa_window);
+        let window = window.map(|w| if FAULT == WINDOW_ONE_TOO_LONG { w + 1 } else { w });
+        let prefixes = m.common.inputs.rswa_prefix_lens.as_ref().and_then(|p| p.host());
+        let prefix = prefixes.map_or(0, |p| i64::from(p[request]));
+        let in_prefix = j < prefix && FAULT != FORGETS_THE_PROMPT;
+        let spans = m.common.inputs.mm_prefix_ranges.as_ref().map_or(&[][..], |s| &s[request]);
+        let both = |s: &Range<usize>| [i, j].iter().all(|x| (s.start as i64..s.end as i64).contains(x));
+        (!causal || j <= i) && (in_prefix || window.is_none_or(|w| j > i - w as i64))
+            || (FAULT != IGNORES_RANGES && spans.iter().any(both))
     }
 }
 
@@ -245,7 +253,7 @@ impl<const FAULT: u8> PlainLayer<FAULT> {
                 let at = (from + row) * stride[0] + head * stride[1];
                 let keys = &keys[kv_head];
                 let seen: Vec<_> =
-                    keys.iter().filter(|(j, _)| self.sees(i, *j, causal) || *j >= len).collect();
+                    keys.iter().filter(|(j, _)| self.sees(m, r, (i, *j), causal) || *j >= len).collect();
                 let scores: Vec<f64> = seen
                     .iter()
                     .map(|(j, [k, _])| match *j >= len {
@@ -270,7 +278,7 @@ impl<const FAULT: u8> PlainLayer<FAULT> {
         }
         let wobble = match FAULT {
             DEPENDS_ON_THE_BATCH if m.batch_invariant => {
-                1.0 + 1e-7 * m.common.inputs.num_actual_tokens as f64
+                1.0 + 4e-8 * m.common.inputs.num_actual_tokens as f64
             }
             BUILDER_REMEMBERS => 1.0 + 2e-7 * m.longest as f64,
             _ => 1.0,

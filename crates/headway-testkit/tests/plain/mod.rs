@@ -4,8 +4,8 @@
 mod layer;
 
 use headway_attention::{
-    AttentionBackend, CommonAttentionMetadata, GroupInfo, KindTag, LayerNeed, MetadataBuilder, Refusal,
-    Result, RuleBook, Standard,
+    AttentionBackend, CommonAttentionMetadata, GroupInfo, KindTag, KvCacheSpec, LayerNeed, MetadataBuilder,
+    Refusal, Result, RuleBook, Standard,
     group::{builder::BuilderPlan, kv::layout::KvCacheLayout},
     process::rules::{KernelBlockSize, KvCacheDType, SizeRange},
 };
@@ -61,6 +61,11 @@ pub const SCALES_SINKS: u8 = 15;
 /// A panic where there is a window.
 pub const PANICS: u8 = 16;
 
+/// Ranges that see each other both ways are causal like the rest.
+pub const IGNORES_RANGES: u8 = 17;
+/// R-SWA's window hides the prompt too.
+pub const FORGETS_THE_PROMPT: u8 = 18;
+
 /// The backend.
 pub enum Plain<const FAULT: u8> {}
 
@@ -70,6 +75,7 @@ pub struct Metadata {
     pub manager_block_size: usize,
     pub batch_invariant: bool,
     pub longest: usize,
+    pub rswa_window: Option<usize>,
 }
 
 /// Keeps nothing but the group's numbers.
@@ -96,6 +102,10 @@ impl<const FAULT: u8> MetadataBuilder for Builder<FAULT> {
             manager_block_size: self.info.spec.block_size(),
             batch_invariant: self.info.batch_invariant,
             longest,
+            rswa_window: match self.info.spec {
+                KvCacheSpec::Rswa { rswa_window, .. } => Some(rswa_window),
+                _ => None,
+            },
         })
     }
 
@@ -130,6 +140,8 @@ impl<const FAULT: u8> AttentionBackend for Plain<FAULT> {
             kv_cache_layouts: vec![KvCacheLayout::LBNHC, KvCacheLayout::LBHNC],
             supports_sinks: true,
             supports_non_causal: true,
+            supports_mm_prefix: true,
+            supports_rswa: true,
             supports_batch_invariance: true,
             forward_includes_kv_cache_update: false,
             ..RuleBook::default()

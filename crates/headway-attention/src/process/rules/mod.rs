@@ -180,13 +180,15 @@ pub struct RuleBook {
     pub supports_alibi: bool,
     /// Non-causal attention over a cache, per request.
     pub supports_non_causal: bool,
-    /// Bidirectional attention over multimodal prefixes.
+    /// Ranges of a request's tokens that see each other in both directions, whatever causality and the window
+    /// say (PrefixLM: the tokens of an image): `StepInputs::mm_prefix_ranges`.
     pub supports_mm_prefix: bool,
     /// Square-root ALiBi.
     pub supports_alibi_sqrt: bool,
     /// Scales per head for a quantised cache.
     pub supports_per_head_quant_scales: bool,
-    /// Ring sliding-window attention.
+    /// Reference sliding-window attention (R-SWA): a window that leaves a request's prefix, its prompt, visible
+    /// (`KvCacheSpec::Rswa`, `StepInputs::rswa_prefix_lens`).
     pub supports_rswa: bool,
     /// Sparse attention by an index of keys.
     pub is_sparse: bool,

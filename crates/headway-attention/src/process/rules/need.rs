@@ -178,7 +178,7 @@ pub struct LayerNeed {
     pub use_dcp: bool,
     /// Prefill context parallelism.
     pub use_pcp: bool,
-    /// Ring sliding-window attention.
+    /// Reference sliding-window attention (R-SWA).
     pub use_rswa: bool,
     /// Adaptive verification of drafts.
     pub use_adaptive_verification: bool,

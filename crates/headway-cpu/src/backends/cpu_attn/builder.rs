@@ -4,21 +4,22 @@
 use super::{CpuAttnConfig, rules::NAME};
 use crate::{
     CpuExec,
-    backends::common::{StepLimits, refuse, refuse_mm_prefixes},
-    kernels::attention::{Batch, Plan, Request, Shape, Workspace},
+    backends::common::{StepLimits, refuse},
+    kernels::attention::{Batch, Masks, Plan, Request, Shape, Workspace},
 };
 use headway_attention::{
     AttentionError, BuilderPlan, Causal, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder,
     Result, RuleBook,
     group::kv::spec::{KvQuantMode, TokensPerState},
 };
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// Builds [`CpuAttnMetadata`].
 #[derive(Debug)]
 pub struct CpuAttnBuilder {
     shape: Shape,
     window: Option<usize>,
+    rswa_window: Option<usize>,
     block_size: usize,
     limits: StepLimits,
     plan: Arc<Plan>,
@@ -43,12 +44,14 @@ impl CpuAttnMetadata {
 /// What the kernels are sized by, from the group.
 fn shape_of(group: &GroupInfo) -> Result<Shape> {
     let attention = match &group.spec {
-        KvCacheSpec::Full(a) | KvCacheSpec::SlidingWindow { attention: a, .. } => a,
+        KvCacheSpec::Full(a)
+        | KvCacheSpec::SlidingWindow { attention: a, .. }
+        | KvCacheSpec::Rswa { attention: a, .. } => a,
         other => {
             return Err(refuse(
                 NAME,
                 format!("a KV cache of {other:?}"),
-                "full and sliding-window caches of keys and values are",
+                "full, sliding-window and R-SWA caches of keys and values are",
             ));
         }
     };
@@ -88,8 +91,36 @@ impl CpuAttnBuilder {
     }
 }
 
-/// The requests of a step as the planner takes them.
-fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Request>> {
+/// The tokens of each request that R-SWA keeps visible.
+fn prefixes(common: &CommonAttentionMetadata) -> Result<&[i32]> {
+    let x = &common.inputs;
+    let prefixes = x.rswa_prefix_lens.as_ref().and_then(|p| p.host()).filter(|p| p.len() >= x.num_reqs);
+    let prefixes = prefixes.filter(|p| p.iter().all(|&p| p >= 0));
+    prefixes.ok_or_else(|| {
+        AttentionError::Inputs(
+            "R-SWA needs rswa_prefix_lens on the host: for each request the tokens that stay visible".into(),
+        )
+    })
+}
+
+/// Each request's ranges that see each other in both directions.
+fn spans(common: &CommonAttentionMetadata) -> Result<Option<&[Vec<Range<usize>>]>> {
+    let x = &common.inputs;
+    match x.mm_prefix_ranges.as_deref() {
+        Some(spans) if spans.len() != x.num_reqs => Err(AttentionError::Inputs(format!(
+            "mm_prefix_ranges of {} requests for a step of {}",
+            spans.len(),
+            x.num_reqs
+        ))),
+        spans => Ok(spans),
+    }
+}
+
+/// The requests of a step as the planner takes them; without `prefixes`, none has one.
+fn requests<'a>(
+    common: &'a CommonAttentionMetadata,
+    prefixes: &'a [i32],
+) -> Result<impl Iterator<Item = Request> + 'a> {
     let x = &common.inputs;
     let starts = x.query_start_loc.host();
     let lengths =
@@ -111,6 +142,7 @@ fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Req
         q_len: (w[1] - w[0]) as usize,
         seq_len: seq_len as usize,
         causal: all.unwrap_or_else(|| common.causal().of(i)),
+        prefix: prefixes.get(i).map_or(0, |&p| p as usize),
     }))
 }
 
@@ -138,6 +170,10 @@ impl MetadataBuilder for CpuAttnBuilder {
         Ok(Self {
             shape,
             window: group.spec.sliding_window(),
+            rswa_window: match group.spec {
+                KvCacheSpec::Rswa { rswa_window, .. } => Some(rswa_window),
+                _ => None,
+            },
             block_size: group.kernel_block_size,
             limits: StepLimits::of(group),
             plan: Arc::new(Plan::with_capacity(&shape, group.max_num_reqs, group.max_num_tokens)),
@@ -147,9 +183,10 @@ impl MetadataBuilder for CpuAttnBuilder {
     }
 
     fn build(&mut self, cx: &CpuExec, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
-        refuse_mm_prefixes(NAME, common)?;
         self.limits.check(NAME, common)?;
-        let requests = requests(common)?;
+        let prefixes = if self.rswa_window.is_some() { prefixes(common)? } else { &[] };
+        let requests = requests(common, prefixes)?;
+        let masks = Masks { window: self.window, rswa_window: self.rswa_window, spans: spans(common)? };
         if Arc::get_mut(&mut self.plan).is_none() {
             self.reallocs += 1;
             let StepLimits { max_num_reqs, max_num_tokens } = self.limits;
@@ -157,7 +194,7 @@ impl MetadataBuilder for CpuAttnBuilder {
         }
         if let Some(plan) = Arc::get_mut(&mut self.plan) {
             let threads = cx.pool().threads();
-            plan.build(&self.shape, threads, self.window, requests).map_err(AttentionError::Inputs)?;
+            plan.build(&self.shape, threads, masks, requests).map_err(AttentionError::Inputs)?;
         }
         self.batch(Arc::clone(&self.plan), common)
     }

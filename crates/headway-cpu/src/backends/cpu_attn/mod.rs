@@ -6,7 +6,7 @@
 //! | q, k, v, out | float32, bfloat16, float16; sums in float32, online softmax |
 //! | KV cache | float32, bfloat16, float16, e4m3 and e5m2 with a scale for keys and one for values |
 //! | heads | MHA, GQA, MQA; sizes in multiples of 8 up to 512; value heads may differ |
-//! | masks | causal or not, per request; sliding window |
+//! | masks | causal or not, per request and group; sliding window; ranges that see each other both ways (PrefixLM); R-SWA |
 //! | scores | soft cap, ALiBi, sinks |
 //! | blocks | 16, 32, 64 or 128 tokens |
 //! | sameness | a row's bits depend on no other row, the chunking or the number of threads, always |

@@ -3,7 +3,7 @@
 use super::{CpuAttnBuilder, CpuAttnLayer};
 use crate::CpuExec;
 use headway_attention::{
-    AttentionBackend, RuleBook, Standard,
+    AttentionBackend, LayerNeed, Refusal, RuleBook, Standard,
     group::kv::layout::KvCacheLayout,
     process::rules::{KernelBlockSize, SizeRange},
 };
@@ -49,10 +49,17 @@ impl AttentionBackend for CpuAttn {
             supports_logit_soft_cap: true,
             supports_alibi: true,
             supports_non_causal: true,
+            supports_mm_prefix: true,
+            supports_rswa: true,
             supports_batch_invariance: true,
             supports_kv_connector: false,
             forward_includes_kv_cache_update: false,
             ..RuleBook::default()
         }
+    }
+
+    fn combination(need: &LayerNeed) -> Option<Refusal> {
+        (need.use_rswa && need.sliding_window.is_some())
+            .then(|| "R-SWA with a sliding window of the layer's own not supported".into())
     }
 }

@@ -154,6 +154,7 @@ impl CpuMlaBuilder {
                     q_len: part.len(),
                     seq_len: (lengths[r].max(0) as usize).saturating_sub(own.end - part.end),
                     causal: true,
+                    prefix: 0,
                 }
             });
             let plan = self.plan(cx, &shape, parts)?;

@@ -101,6 +101,7 @@ fn attend(pass: &mut Pass, run: usize, rows: Range<usize>, causal: bool) {
         q_len: rows.len(),
         seq_len: pass.runs[run].len,
         causal,
+        prefix: 0,
     };
     pass.rows.end = rows.end;
     pass.requests.push((request, run));

@@ -19,6 +19,7 @@ use super::{
     place::{Place, groups_ahead},
     plan::CHUNK,
     shape::{Form, LINE_FLOATS},
+    sight::Seen,
     tile::{self, Block, Blocks, Keys},
 };
 use std::{
@@ -107,34 +108,34 @@ impl<'a> Band<'a> {
         let (item, heads) = (&self.work.item, self.kv_heads.len());
         // SAFETY: as the caller has promised; chunks are those of the item.
         unsafe {
-            let mut sees = (0, 0);
+            let mut seen = Seen::default();
             for i in 0..heads {
-                sees = self.pass(i).prepare::<A>();
+                seen = self.pass(i).prepare::<A>();
                 #[cfg(target_arch = "x86_64")]
                 if E::TILES {
                     tiles::prepare::<A>(&self.pass(i));
                 }
             }
-            let low = sees.0.max(item.chunk_begin as usize * CHUNK);
-            let high = sees.1.min(item.chunk_end as usize * CHUNK);
-            let mut place = Place::NONE;
-            if low < high {
-                place = self.place::<E>(self.kv_heads.start, low / TILE * TILE, (low, high));
-            }
-            for chunk in item.chunk_begin as usize..item.chunk_end as usize {
-                let (begin, end) = (low.max(chunk * CHUNK), high.min((chunk + 1) * CHUNK));
-                if begin >= end {
-                    continue;
-                }
-                (0..heads).for_each(|i| merge::clear_chunk(&self.pass(i)));
-                for at in (begin / TILE * TILE..end).step_by(TILE) {
-                    let block = Block { at, from: begin.max(at), to: end.min(at + TILE) };
-                    for i in 0..heads {
-                        let next = self.next::<E>(i, at, (low, high));
-                        tile::<A, E>(&self.pass(i), &block, &place, &next);
-                        place = next;
+            let walk = Walk::new(seen, item.chunk_begin as usize..item.chunk_end as usize);
+            let mut coming = walk.from(walk.begin);
+            let mut place = self.place::<E>(self.kv_heads.start, coming.as_ref());
+            let mut chunk = usize::MAX;
+            while let Some(block) = coming {
+                if chunk != block.at / CHUNK {
+                    if chunk != usize::MAX {
+                        (0..heads).for_each(|i| merge::keep_chunk::<A>(&self.pass(i), chunk));
                     }
+                    chunk = block.at / CHUNK;
+                    (0..heads).for_each(|i| merge::clear_chunk(&self.pass(i)));
                 }
+                coming = walk.from(block.to);
+                for i in 0..heads {
+                    let next = self.next::<E>(i, &block, coming.as_ref(), &walk);
+                    tile::<A, E>(&self.pass(i), &block, &place, &next);
+                    place = next;
+                }
+            }
+            if chunk != usize::MAX {
                 (0..heads).for_each(|i| merge::keep_chunk::<A>(&self.pass(i), chunk));
             }
             if self.work.split.is_none() {
@@ -145,30 +146,55 @@ impl<'a> Band<'a> {
 
     /// # Safety
     /// As [`Place::of`].
-    unsafe fn place<E: Elem>(&self, kv_head: usize, at: usize, seen: (usize, usize)) -> Place {
+    unsafe fn place<E: Elem>(&self, kv_head: usize, block: Option<&Block>) -> Place {
         // SAFETY: as the caller has promised.
-        unsafe { Place::of::<E>(self.job, self.work, kv_head, at, seen) }
+        block.map_or(Place::NONE, |b| unsafe { Place::of::<E>(self.job, self.work, kv_head, b) })
     }
 
-    /// What is read after the i-th head's tile at `at`: the next head's, this band's next tile, or the first
-    /// of the item's next band.
+    /// What is read after the i-th head's block: the next head's, this band's next, which is `coming`, or the
+    /// first of the item's next band.
     ///
     /// # Safety
     /// As [`Place::of`].
-    unsafe fn next<E: Elem>(&self, i: usize, at: usize, (low, high): (usize, usize)) -> Place {
+    unsafe fn next<E: Elem>(&self, i: usize, block: &Block, coming: Option<&Block>, walk: &Walk) -> Place {
         let Range { start, end } = self.kv_heads;
-        // SAFETY: as the caller has promised; tiles and heads are the item's.
+        // SAFETY: as the caller has promised; blocks and heads are the item's.
         unsafe {
             if start + i + 1 < end {
-                self.place::<E>(start + i + 1, at, (low, high))
-            } else if at + TILE < high {
-                self.place::<E>(start, at + TILE, (low, high))
+                self.place::<E>(start + i + 1, Some(block))
+            } else if coming.is_some() {
+                self.place::<E>(start, coming)
             } else if end < self.work.item.head_end as usize {
-                self.place::<E>(end, low / TILE * TILE, (low, high))
+                self.place::<E>(end, walk.from(walk.begin).as_ref())
             } else {
                 Place::NONE
             }
         }
+    }
+}
+
+/// The way of a band through its item's keys, block by block: those of the prefix, then the others that a row sees.
+struct Walk {
+    /// The item's first key.
+    begin: usize,
+    seen: Seen,
+}
+
+impl Walk {
+    fn new(seen: Seen, chunks: Range<usize>) -> Self {
+        let end = chunks.end * CHUNK;
+        let seen = Seen { prefix: seen.prefix.min(end), high: seen.high.min(end), ..seen };
+        Self { begin: chunks.start * CHUNK, seen }
+    }
+
+    /// The first block with keys from `at` on.
+    #[inline]
+    fn from(&self, at: usize) -> Option<Block> {
+        let Seen { prefix, low, high } = self.seen;
+        let in_prefix = at < prefix;
+        let (from, end) = if in_prefix { (at, prefix) } else { (at.max(low), high) };
+        let at = from / TILE * TILE;
+        (from < end).then(|| Block { at, from, to: end.min(at + TILE), in_prefix })
     }
 }
 

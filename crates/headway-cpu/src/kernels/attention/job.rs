@@ -4,6 +4,7 @@
 use super::{
     plan::{Item, Plan, Request, Split},
     shape::{ScratchLayout, Shape},
+    sight::Span,
 };
 use headway_tensor::DType;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -86,6 +87,10 @@ unsafe impl Sync for Job<'_> {}
 #[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub(super) request: &'a Request,
+    /// The request's ranges that see each other in both directions.
+    pub(super) spans: &'a [Span],
+    /// Tokens at the request's beginning that the window leaves visible.
+    pub(super) prefix: usize,
     /// The request's row of the block table.
     pub(super) blocks: &'a [i32],
     pub(super) item: Item,
@@ -96,11 +101,13 @@ impl<'a> Job<'a> {
     /// Work item `i`; `None` past the last.
     pub(super) fn work(&self, i: usize) -> Option<Work<'a>> {
         let item = *self.plan.items().get(i)?;
-        let request = item.request as usize;
-        let s = self.block_table_stride;
+        let (of, s) = (item.request as usize, self.block_table_stride);
+        let request = self.plan.requests().get(of)?;
         Some(Work {
-            request: self.plan.requests().get(request)?,
-            blocks: self.block_table.get(request * s..(request + 1) * s)?,
+            request,
+            spans: self.plan.spans_of(item.request),
+            prefix: if self.window.is_some() { request.prefix } else { 0 },
+            blocks: self.block_table.get(of * s..(of + 1) * s)?,
             item,
             split: match self.plan.splits().get(item.split as usize) {
                 Some(s) => Some((*s, self.arrivals.get(item.split as usize)?)),

@@ -63,7 +63,9 @@ pub(super) unsafe fn clear_chunk(p: &Pass<'_>) {
 unsafe fn in_chunk(p: &Pass<'_>, row: usize, chunk: usize) -> (bool, bool) {
     // SAFETY: a row of the pass.
     let (low, high) = unsafe { p.bounds(row) };
-    (low < (chunk + 1) * CHUNK && high > chunk * CHUNK && low < high, low < chunk * CHUNK)
+    let (begin, prefix) = (chunk * CHUNK, p.work.prefix.min(high));
+    let here = low < begin + CHUNK && high > begin && low < high;
+    (here || begin < prefix, low < begin || (begin > 0 && prefix > 0))
 }
 
 /// Takes the running chunk's results into the merged ones, or into the split's slots.
@@ -170,13 +172,13 @@ pub(super) unsafe fn finish<A: Level>(p: &Pass<'_>) {
     // SAFETY: rows of the pass.
     unsafe {
         for row in 0..p.rows {
-            let (low, high) = p.bounds(row);
+            let sees_none = p.bounds(row).1 == 0;
             let total = total_of(p, row);
             let sink = p.job.sinks.map(|s| *s.get_unchecked(p.token_and_head(row).1));
-            if p.job.merge && low >= high {
+            if p.job.merge && sees_none {
                 continue;
             }
-            if low >= high {
+            if sees_none {
                 std::ptr::write_bytes(total.values, 0, p.job.shape.head_size_v);
                 p.write_row::<A>(row, total.values, 0.0);
                 p.write_lse(row, || sink.unwrap_or(f32::NEG_INFINITY));

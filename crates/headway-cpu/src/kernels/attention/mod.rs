@@ -58,6 +58,7 @@ mod pass;
 mod place;
 mod plan;
 mod shape;
+mod sight;
 mod soften;
 mod tile;
 #[cfg(target_arch = "x86_64")]
@@ -68,6 +69,7 @@ mod write;
 pub use micro::GROUP;
 pub use plan::{CHUNK, Plan, Request};
 pub use shape::{Form, Shape};
+pub use sight::Masks;
 pub use workspace::Workspace;
 pub use write::{write_kv, write_latent};
 
@@ -243,6 +245,11 @@ pub fn attend(
         return Err(inputs("metadata of another group: its plan doesn't fit the workspace"));
     }
     batch.check(layer, cache)?;
+    if batch.plan.rswa_window().is_some() && layer.window.is_some() {
+        return Err(inputs(
+            "a layer with a sliding window in a group with R-SWA, which is a window of its own",
+        ));
+    }
     cache.check(&shape, bytes.len())?;
     check_heads(&shape, layer)?;
     let rows = batch.plan.rows();
@@ -316,7 +323,7 @@ pub fn attend(
         bad_block: &bad_block,
         scale: layer.scale * layer.k_scale,
         v_scale: layer.v_scale,
-        window: layer.window,
+        window: batch.plan.rswa_window().or(layer.window),
         soft_cap: layer.soft_cap,
         alibi_slopes: layer.alibi_slopes,
         sinks: layer.sinks,

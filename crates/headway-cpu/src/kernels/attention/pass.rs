@@ -9,6 +9,7 @@ use super::{
     lanes::{LINE, prefetch},
     level::Level,
     micro::{GROUP, GROUPS, TILE, Values},
+    sight::{Seen, Sight},
     tile::{Block, Keys},
 };
 
@@ -89,7 +90,7 @@ impl Pass<'_> {
         (self.work.item.q_begin as usize + row / self.heads.1, self.heads.0 + row % self.heads.1)
     }
 
-    /// The keys that a row sees, `[low, high)`.
+    /// The keys that a row sees, `[low, high)`; with a prefix, those besides. Zeros for a row that sees none.
     ///
     /// # Safety
     /// After [`Pass::prepare`]; `row < self.rows`.
@@ -103,24 +104,26 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`process`](super::item::process).
-    pub(super) unsafe fn prepare<A: Level>(&self) -> (usize, usize) {
+    pub(super) unsafe fn prepare<A: Level>(&self) -> Seen {
         let (job, size) = (self.job, self.job.shape.head_size);
-        let (mut low, mut high) = (usize::MAX, 0);
+        let sight = Sight::new(self.work.request, job.window, self.work.spans);
+        let mut any = Seen { prefix: 0, low: usize::MAX, high: 0 };
         // SAFETY: `row < rows` and rows fit the scratch; tokens and heads lie in `q`.
         unsafe {
             let bounds = self.at(job.layout.bounds).cast::<u32>().add(self.first * 2);
             for row in 0..self.rows {
                 let (token, _) = self.token_and_head(row);
-                let (a, b) = self.work.request.sees(token, job.window);
-                bounds.add(row * 2).write(a as u32);
-                bounds.add(row * 2 + 1).write(b as u32);
-                if a < b {
-                    (low, high) = (low.min(a), high.max(b));
+                let seen = sight.of(token);
+                bounds.add(row * 2).write(seen.low as u32);
+                bounds.add(row * 2 + 1).write(seen.high as u32);
+                if seen.low < seen.high {
+                    (any.low, any.high) = (any.low.min(seen.low), any.high.max(seen.high));
                 }
+                any.prefix = any.prefix.max(seen.prefix);
                 A::read_row(job.dtype, self.query(row), self.q(row), size, job.scale);
             }
         }
-        (low.min(high), high)
+        any
     }
 
     /// The tile's latent rows in float32: as packed groups of keys, and their first part as panels of values.

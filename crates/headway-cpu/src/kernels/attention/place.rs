@@ -4,6 +4,7 @@ use super::{
     elem::Elem,
     job::{Job, Work},
     micro::{GROUP, GROUPS},
+    tile::Block,
 };
 
 /// Bytes between what is read and what is asked for: more than memory needs to answer, and little enough
@@ -28,20 +29,14 @@ impl Place {
     pub(super) const NONE: Self =
         Self { keys: [std::ptr::null(); GROUPS], values: [std::ptr::null(); GROUPS] };
 
-    /// The tile at position `at`, which holds some of the keys `low..high`, of a key/value head.
+    /// The keys and values of a block, of a key/value head.
     ///
     /// # Safety
     /// `job` holds what its fields say; the keys lie below the request's length.
-    pub(super) unsafe fn of<E: Elem>(
-        job: &Job<'_>,
-        work: &Work<'_>,
-        kv_head: usize,
-        at: usize,
-        (low, high): (usize, usize),
-    ) -> Self {
+    pub(super) unsafe fn of<E: Elem>(job: &Job<'_>, work: &Work<'_>, kv_head: usize, of: &Block) -> Self {
         let (shape, cache, mut place) = (&job.shape, &job.cache, Self::NONE);
-        for g in low.saturating_sub(at) / GROUP..(high - at).div_ceil(GROUP).min(GROUPS) {
-            let token = at + g * GROUP;
+        for g in of.groups() {
+            let token = of.at + g * GROUP;
             let (block, offset) = (token / cache.block_size, token % cache.block_size);
             // SAFETY: `Batch` checked that the table has a place for this block. The number is below the
             // cache's blocks, or 0, which every cache has.

@@ -9,7 +9,10 @@
 //! Plain arithmetic; what the kernel relies on (`// SAFETY` in `item`) is that the fields are private
 //! and [`Plan::build`] is the only writer.
 
-use super::shape::Shape;
+use super::{
+    shape::Shape,
+    sight::{Masks, Sight, Span, push_spans, spans_of},
+};
 use std::ops::Range;
 
 /// Tokens in a chunk: the unit in which the keys of a row are split.
@@ -18,8 +21,6 @@ pub const CHUNK: usize = 256;
 const ITEMS_PER_THREAD: u64 = 4;
 /// No item is cut below this cost (rows x keys): some microseconds.
 const LEAST_COST: u64 = 1024;
-/// An item of this part of the cost that items should have at most is short: it matters little when it is done.
-const SHORT: u64 = 32;
 
 /// One request of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub struct Request {
     pub seq_len: usize,
     /// Whether a row sees no key after its own position.
     pub causal: bool,
+    /// Tokens at its beginning that a window never hides (R-SWA); 0: none.
+    pub prefix: usize,
 }
 
 /// Work for one thread: some new tokens of a request, some key/value heads, some chunks.
@@ -47,24 +50,6 @@ pub(super) struct Item {
     /// Index of the split that this item is a part of, or [`WHOLE`].
     pub(super) split: u32,
     cost: u64,
-}
-
-impl Item {
-    /// All heads of a tile, over all that it sees.
-    #[inline]
-    fn whole(request: usize, tile: Tile, shape: &Shape) -> Self {
-        Self {
-            request: request as u32,
-            q_begin: tile.q_begin,
-            q_end: tile.q_end,
-            head_begin: 0,
-            head_end: shape.num_kv_heads as u32,
-            chunk_begin: tile.chunk_begin,
-            chunk_end: tile.chunk_end,
-            split: WHOLE,
-            cost: tile.cost * shape.num_kv_heads as u64,
-        }
-    }
 }
 
 /// [`Item::split`] of an item that does all chunks itself.
@@ -85,6 +70,7 @@ pub(super) struct Split {
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Plan {
     requests: Vec<Request>,
+    spans: Vec<Span>,
     items: Vec<Item>,
     splits: Vec<Split>,
     slots: usize,
@@ -92,6 +78,7 @@ pub struct Plan {
     /// Tokens of the longest request that has rows.
     most_keys: usize,
     window: Option<usize>,
+    rswa_window: Option<usize>,
     shape: Option<Shape>,
 }
 
@@ -165,90 +152,92 @@ impl Plan {
         &self.splits
     }
 
+    /// The spans of a request.
+    pub(super) fn spans_of(&self, request: u32) -> &[Span] {
+        spans_of(&self.spans, request)
+    }
+
+    /// The window beside prefixes, where the step was planned with one.
+    pub(super) fn rswa_window(&self) -> Option<usize> {
+        self.rswa_window
+    }
+
     /// Plans a step: `requests` in row order, each beginning where the last ended. A window lets
     /// chunks that no row sees be left out; layers may then have that window or a smaller one. With
     /// one thread nothing is split.
     ///
     /// # Errors
-    /// A sentence, where requests overlap or leave rows out.
-    pub fn build(
+    /// A sentence, where requests overlap or leave rows out, or their spans are not as [`Masks`] says.
+    pub fn build<'a>(
         &mut self,
         shape: &Shape,
         threads: usize,
-        window: Option<usize>,
+        masks: impl Into<Masks<'a>>,
         requests: impl Iterator<Item = Request>,
     ) -> Result<(), String> {
+        let masks: Masks<'_> = masks.into();
+        let window = masks.rswa_window.or(masks.window);
         self.requests.clear();
+        self.spans.clear();
         self.items.clear();
         self.splits.clear();
         (self.slots, self.rows, self.most_keys) = (0, 0, 0);
-        (self.window, self.shape) = (window, Some(*shape));
+        (self.window, self.rswa_window, self.shape) = (masks.window, masks.rswa_window, Some(*shape));
         if window == Some(0) {
             return Err("a window of 0 tokens; it holds the query's own".into());
         }
         let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
-        // Many short requests are the usual step: one pass plans them, unless an item comes out too long.
-        let (mut total, mut largest, mut in_one_pass) = (0, 0, true);
-        for r in requests {
+        let mut total = 0;
+        for mut r in requests {
+            if masks.rswa_window.is_none() {
+                r.prefix = 0;
+            }
             if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
                 return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
             }
-            in_one_pass &= r.q_len <= step;
-            if in_one_pass && r.q_len > 0 {
-                let tile = match r.q_len {
-                    1 => Tile::of_decode(&r, group, window),
-                    n => Tile::new(&r, 0..n, group, window),
-                };
-                total += tile.cost;
-                largest = largest.max(tile.cost);
-                self.items.push(Item::whole(self.requests.len(), tile, shape));
-            } else {
-                total += r.tiles(step, group, window).map(|t| t.cost).sum::<u64>();
+            if let Some(spans) = masks.spans {
+                let of = spans.get(self.requests.len()).map_or(&[][..], Vec::as_slice);
+                push_spans(&mut self.spans, self.requests.len(), &r, of)?;
             }
+            let sight = Sight::new(&r, window, spans_of(&self.spans, self.requests.len() as u32));
+            total += sight.tiles(step, group).map(|t| t.cost).sum::<u64>();
             self.rows += r.q_len;
             self.most_keys = self.most_keys.max(if r.q_len > 0 { r.seq_len } else { 0 });
             self.requests.push(r);
         }
         let target = (total * heads / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
-        if !in_one_pass || largest * heads > target {
-            self.items.clear();
-            for i in 0..self.requests.len() {
-                for tile in self.requests[i].tiles(step, group, window) {
-                    self.push(shape, i, tile, target, threads > 1, group);
-                }
+        let spans = std::mem::take(&mut self.spans);
+        for i in 0..self.requests.len() {
+            let r = self.requests[i];
+            for tile in Sight::new(&r, window, spans_of(&spans, i as u32)).tiles(step, group) {
+                self.push(shape, i as u32, tile, target, threads > 1, group);
             }
         }
-        self.longest_first(target / SHORT);
+        self.spans = spans;
+        // Longest first, so that short items fill the gaps at the end.
+        self.items.sort_unstable_by_key(|i| {
+            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
+        });
         Ok(())
     }
 
-    /// Sorts the items that cost more than `short` to the front, so that the others fill the gaps at the end.
-    fn longest_first(&mut self, short: u64) {
-        let mut long = 0;
-        for i in 0..self.items.len() {
-            if self.items[i].cost > short {
-                self.items.swap(long, i);
-                long += 1;
-            }
-        }
-        self.items[..long].sort_unstable_by_key(|i| {
-            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
-        });
-    }
-
     #[inline]
-    fn push(
-        &mut self,
-        shape: &Shape,
-        request: usize,
-        tile: Tile,
-        target: u64,
-        may_split: bool,
-        group: usize,
-    ) {
-        let item = Item::whole(request, tile, shape);
-        if item.cost <= target {
-            return self.items.push(item);
+    fn push(&mut self, shape: &Shape, request: u32, tile: Tile, target: u64, may_split: bool, group: usize) {
+        let item = Item {
+            request,
+            q_begin: tile.q_begin,
+            q_end: tile.q_end,
+            head_begin: 0,
+            head_end: shape.num_kv_heads as u32,
+            chunk_begin: tile.chunk_begin,
+            chunk_end: tile.chunk_end,
+            split: WHOLE,
+            cost: tile.cost,
+        };
+        // Many small requests: the usual case, without a division.
+        if tile.cost * shape.num_kv_heads as u64 <= target {
+            let cost = tile.cost * shape.num_kv_heads as u64;
+            return self.items.push(Item { cost, ..item });
         }
         let chunks = (tile.chunk_end - tile.chunk_begin) as usize;
         let rows = (tile.q_end - tile.q_begin) as usize * group * shape.num_kv_heads;
@@ -256,8 +245,9 @@ impl Plan {
         // Heads that walk the keys together read whole blocks (see `item`); others are divided first.
         let together = rows <= shape.max_rows();
         if may_split && chunks > 1 && (together || tile.cost >= 2 * target) && fits {
-            let per_part = ((target * chunks as u64 / item.cost) as usize).clamp(1, chunks);
-            return self.push_split(item, rows, chunks, per_part);
+            let cost = tile.cost * shape.num_kv_heads as u64;
+            let per_part = ((target * chunks as u64 / cost) as usize).clamp(1, chunks);
+            return self.push_split(Item { cost, ..item }, rows, chunks, per_part);
         }
         let heads = (target / tile.cost.max(1)).clamp(1, shape.num_kv_heads as u64) as u32;
         let mut head = 0;
@@ -291,7 +281,7 @@ impl Plan {
 
 /// New tokens of a request that share a pass over the keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Tile {
+pub(super) struct Tile {
     q_begin: u32,
     q_end: u32,
     chunk_begin: u32,
@@ -302,55 +292,19 @@ struct Tile {
 
 impl Tile {
     #[inline]
-    fn new(r: &Request, tokens: Range<usize>, group: usize, window: Option<usize>) -> Self {
-        let (low, _) = r.sees(tokens.start, window);
-        let (_, high) = r.sees(tokens.end - 1, window);
-        Self::over(tokens, low.min(high)..high, group)
-    }
-
-    /// [`Tile::new`] of the one new token of a request: the last, so that it sees all in the window.
-    #[inline]
-    fn of_decode(r: &Request, group: usize, window: Option<usize>) -> Self {
-        let low = window.map_or(0, |w| r.seq_len.saturating_sub(w));
-        Self::over(0..1, low..r.seq_len, group)
-    }
-
-    #[inline]
-    fn over(tokens: Range<usize>, Range { start: low, end: high }: Range<usize>, group: usize) -> Self {
-        let keys = (high - low) as u64;
+    pub(super) fn new(s: &Sight<'_>, tokens: Range<usize>, group: usize) -> Self {
+        let (first, last) = (s.of(tokens.start), s.of(tokens.end - 1));
+        let prefix = last.prefix;
+        let low = first.low.min(last.high);
+        let keys = (prefix + last.high.saturating_sub(low.max(prefix))) as u64;
+        let first_chunk = if prefix > 0 { 0 } else { low / CHUNK };
         Self {
             q_begin: tokens.start as u32,
             q_end: tokens.end as u32,
-            chunk_begin: (low / CHUNK) as u32,
-            chunk_end: high.div_ceil(CHUNK).max(low / CHUNK) as u32,
+            chunk_begin: first_chunk as u32,
+            chunk_end: last.high.div_ceil(CHUNK).max(first_chunk) as u32,
             // A few rows cost as much as one: the keys have to be read.
             cost: keys * (tokens.len() * group).max(4) as u64 + 64,
         }
-    }
-}
-
-impl Request {
-    /// Its new tokens in tiles of `step`.
-    #[inline]
-    fn tiles(self, step: usize, group: usize, window: Option<usize>) -> impl Iterator<Item = Tile> {
-        let mut begin = 0;
-        std::iter::from_fn(move || {
-            let tokens = begin..self.q_len.min(begin + step);
-            begin = tokens.end;
-            (!tokens.is_empty()).then(|| Tile::new(&self, tokens, group, window))
-        })
-    }
-
-    /// The keys that new token `row` sees, as a half-open range of positions; empty ranges are (0, 0).
-    pub(super) fn sees(&self, row: usize, window: Option<usize>) -> (usize, usize) {
-        let i = self.seq_len as i64 - self.q_len as i64 + row as i64;
-        let high = if self.causal { (i + 1).clamp(0, self.seq_len as i64) } else { self.seq_len as i64 };
-        let low = window.map_or(0, |w| i.saturating_sub_unsigned(w as u64).saturating_add(1)).max(0);
-        if low < high { (low as usize, high as usize) } else { (0, 0) }
-    }
-
-    /// Position of new token `row` in the request; negative before the first key.
-    pub(super) fn position(&self, row: usize) -> i64 {
-        self.seq_len as i64 - self.q_len as i64 + row as i64
     }
 }

@@ -1,14 +1,19 @@
 //! What can be seen only from inside: that a plan covers everything once and keeps to its room, and
 //! that the kernel writes nothing outside its arrays.
 
-use super::{plan::WHOLE, shape::GUARD, *};
+use super::{
+    plan::WHOLE,
+    shape::GUARD,
+    sight::{Seen, Sight},
+    *,
+};
 use crate::pool::Pool;
 use headway_tensor::{TensorMut, TensorRef};
 use proptest::prelude::*;
 use std::collections::HashSet;
 
 fn request(first_row: usize, q_len: usize, seq_len: usize) -> Request {
-    Request { first_row, q_len, seq_len, causal: true }
+    Request { first_row, q_len, seq_len, causal: true, prefix: 0 }
 }
 
 /// Each (row, key/value head, chunk that the row can see) is in exactly one item; slots of splits do
@@ -27,7 +32,7 @@ fn covers_all_once(plan: &Plan, shape: &Shape, window: Option<usize>) {
     }
     for r in plan.requests() {
         for token in 0..r.q_len {
-            let (low, high) = r.sees(token, window);
+            let Seen { low, high, .. } = Sight::new(r, window, &[]).of(token);
             for chunk in low / CHUNK..high.div_ceil(CHUNK) {
                 for head in 0..shape.num_kv_heads as u32 {
                     assert!(

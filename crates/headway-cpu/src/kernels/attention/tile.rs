@@ -9,11 +9,15 @@ use super::{
 };
 use std::{marker::PhantomData, ops::Range};
 
-/// The keys of a tile that any row sees: positions `from..to` of the tile that begins at `at`.
+/// The keys of a tile that any row sees: positions `from..to` of the tile that begins at `at`. A tile with the end
+/// of a prefix is two blocks.
+#[derive(Clone, Copy)]
 pub(super) struct Block {
     pub(super) at: usize,
     pub(super) from: usize,
     pub(super) to: usize,
+    /// In the request's prefix: rows see it up to their `high`, whatever their `low`.
+    pub(super) in_prefix: bool,
 }
 
 impl Block {
@@ -126,7 +130,7 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
     unsafe {
         for g in b.groups() {
             for (first, rows) in Blocks::<A, Near>::of(p.rows) {
-                if sees_any(p, first, rows, b.at + g * GROUP) {
+                if sees_any(p, b, first, rows, g) {
                     block_scores::<A, Near>(p, first, rows, g..g + 1, keys, 1);
                 }
             }
@@ -147,15 +151,16 @@ pub(super) unsafe fn converted<A: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, v
     }
 }
 
-/// Whether one of these rows may see a key of the group that begins at `at`.
+/// Whether one of these rows may see a key of group `g` of the tile.
 ///
 /// # Safety
 /// As [`Pass::bounds`].
-pub(super) unsafe fn sees_any(p: &Pass<'_>, first: usize, rows: usize, at: usize) -> bool {
+pub(super) unsafe fn sees_any(p: &Pass<'_>, b: &Block, first: usize, rows: usize, g: usize) -> bool {
     // SAFETY: rows of the pass. Bounds rise with the row, but for rows that see nothing, which come
     // first and have (0, 0).
     let ((low, _), (_, high)) = unsafe { (p.bounds(first), p.bounds(first + rows - 1)) };
-    low < at + GROUP && high > at
+    let at = b.at + g * GROUP;
+    (low < at + GROUP || b.in_prefix) && high > at
 }
 
 /// Scores of a block of rows over some groups, at most `at_once` side by side.
@@ -235,7 +240,8 @@ pub(super) unsafe fn soften_row<A: Level>(p: &Pass<'_>, b: &Block, row: usize) {
 pub(super) unsafe fn seen(p: &Pass<'_>, b: &Block, row: usize) -> (usize, usize) {
     // SAFETY: a row of the pass.
     let (low, high) = unsafe { p.bounds(row) };
-    let (from, to) = (low.max(b.from), high.min(b.to));
+    let from = if b.in_prefix { b.from } else { low.max(b.from) };
+    let to = high.min(b.to);
     if from < to { (from - b.at, to - b.at) } else { (0, 0) }
 }
 

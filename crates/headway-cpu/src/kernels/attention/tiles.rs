@@ -81,7 +81,7 @@ pub(super) unsafe fn tile<L: Level>(p: &Pass<'_>, b: &Block, keys: &Keys, values
         for g in groups.clone().step_by(2) {
             for m in (0..p.rows).step_by(2 * SIDE) {
                 let (last, pair) = (p.rows.min(m + 2 * SIDE), g + 1 < groups.end);
-                if !(g..groups.end.min(g + 2)).any(|g| sees_any(p, m, last - m, b.at + g * GROUP)) {
+                if !(g..groups.end.min(g + 2)).any(|g| sees_any(p, b, m, last - m, g)) {
                     continue;
                 }
                 match (last - m > SIDE, pair) {

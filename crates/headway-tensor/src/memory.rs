@@ -1,6 +1,7 @@
 //! Where bytes lie: host buffers that are safe to read as slices, device allocations that are an
 //! address with a keep-alive, and [`Exec`], what a kernel call needs of its device.
 
+use memmap2::MmapMut;
 use std::{any::Any, fmt, sync::Arc};
 
 /// A device by kind and index, as users write it (`cpu`, `cuda:0`).
@@ -132,15 +133,55 @@ pub trait Exec: Any {
 
 /// Alignment of host buffers in bytes: a cache line, and a full AVX-512 register.
 const ALIGN: usize = 64;
+/// Bytes of a large page of memory, on x86-64 and on ARM with small ones of 4 KiB.
+const LARGE_PAGE: usize = 2 << 20;
+/// Buffers from this size on ask for large pages.
+const LARGE_BUFFER: usize = 4 * LARGE_PAGE;
 
 /// Host bytes aligned to 64, zero at first. The system commits a page when it is first touched, so a
 /// large buffer costs what is used of it.
+///
+/// Buffers of 8 MiB and more ask the system (Linux) for pages of 2 MiB: scattered reads of a KV cache then find
+/// their addresses without walks through the page tables. Where it has none they are of the usual size.
 pub struct HostBuf {
-    /// `ALIGN` bytes longer than asked: an allocation that asked for the alignment itself would be
-    /// zeroed by hand, and so committed at once.
-    memory: Vec<u8>,
+    memory: Memory,
     start: usize,
     bytes: usize,
+}
+
+/// Longer than asked: an allocation that asked for the alignment itself would be zeroed by hand, and so
+/// committed at once.
+enum Memory {
+    Heap(Vec<u8>),
+    Mapped(MmapMut),
+}
+
+impl Memory {
+    fn zeroed(bytes: usize) -> Option<(Self, usize)> {
+        if bytes < LARGE_BUFFER {
+            let memory = bytemuck::allocation::try_zeroed_vec::<u8>(bytes.checked_add(ALIGN)?).ok()?;
+            return Some((Self::Heap(memory), ALIGN));
+        }
+        let memory = MmapMut::map_anon(bytes.checked_add(LARGE_PAGE)?).ok()?;
+        // A wish: a system without large pages, or out of them, gives small ones.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Some((Self::Mapped(memory), LARGE_PAGE))
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Heap(m) => m,
+            Self::Mapped(m) => m,
+        }
+    }
+
+    fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Heap(m) => m,
+            Self::Mapped(m) => m,
+        }
+    }
 }
 
 impl HostBuf {
@@ -151,10 +192,9 @@ impl HostBuf {
     pub fn zeroed(bytes: usize) -> crate::Result<Self> {
         let refused =
             || crate::TensorError::OutOfMemory { what: "a host buffer".into(), bytes: bytes as u64 };
-        let length = bytes.checked_add(ALIGN).ok_or_else(refused)?;
-        let memory = bytemuck::allocation::try_zeroed_vec::<u8>(length).map_err(|()| refused())?;
-        let start = memory.as_ptr().align_offset(ALIGN);
-        if start > ALIGN {
+        let (memory, align) = Memory::zeroed(bytes).ok_or_else(refused)?;
+        let start = memory.as_bytes().as_ptr().align_offset(align);
+        if start > align {
             return Err(refused());
         }
         Ok(Self { memory, start, bytes })
@@ -183,12 +223,12 @@ impl HostBuf {
 
     /// All bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.memory[self.start..self.start + self.bytes]
+        &self.memory.as_bytes()[self.start..self.start + self.bytes]
     }
 
     /// All bytes, writable.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.bytes]
+        &mut self.memory.as_bytes_mut()[self.start..self.start + self.bytes]
     }
 }
 
@@ -210,7 +250,18 @@ mod tests {
             assert!(b.as_bytes().iter().all(|x| *x == 0));
         }
         assert_eq!(HostBuf::copy_of(&[1.5f32, 2.5])?.as_bytes()[..4], 1.5f32.to_ne_bytes());
-        assert!(HostBuf::zeroed(usize::MAX).is_err());
+        for n in [usize::MAX, usize::MAX / 2, usize::MAX - LARGE_PAGE] {
+            assert!(HostBuf::zeroed(n).is_err());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_large_buffer_begins_at_a_large_page() -> crate::Result<()> {
+        let mut b = HostBuf::zeroed(LARGE_BUFFER)?;
+        assert_eq!((b.len(), b.as_bytes().as_ptr() as usize % LARGE_PAGE), (LARGE_BUFFER, 0));
+        b.as_bytes_mut()[LARGE_BUFFER - 1] = 7;
+        assert_eq!(b.as_bytes().iter().map(|x| usize::from(*x)).sum::<usize>(), 7);
         Ok(())
     }
 

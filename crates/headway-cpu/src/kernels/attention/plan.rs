@@ -21,6 +21,8 @@ pub const CHUNK: usize = 256;
 const ITEMS_PER_THREAD: u64 = 4;
 /// No item is cut below this cost (rows x keys): some microseconds.
 const LEAST_COST: u64 = 1024;
+/// An item of this part of the cost that items should have at most is short: it matters little when it is done.
+const SHORT: u64 = 32;
 
 /// One request of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,24 @@ pub(super) struct Item {
     /// Index of the split that this item is a part of, or [`WHOLE`].
     pub(super) split: u32,
     cost: u64,
+}
+
+impl Item {
+    /// All heads of a tile, over all that it sees.
+    #[inline]
+    fn whole(request: usize, tile: Tile, shape: &Shape) -> Self {
+        Self {
+            request: request as u32,
+            q_begin: tile.q_begin,
+            q_end: tile.q_end,
+            head_begin: 0,
+            head_end: shape.num_kv_heads as u32,
+            chunk_begin: tile.chunk_begin,
+            chunk_end: tile.chunk_end,
+            split: WHOLE,
+            cost: tile.cost * shape.num_kv_heads as u64,
+        }
+    }
 }
 
 /// [`Item::split`] of an item that does all chunks itself.
@@ -187,7 +207,8 @@ impl Plan {
             return Err("a window of 0 tokens; it holds the query's own".into());
         }
         let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
-        let mut total = 0;
+        // Many short requests are the usual step: one pass plans them, unless an item comes out too long.
+        let (mut total, mut largest, mut in_one_pass) = (0, 0, true);
         for mut r in requests {
             if masks.rswa_window.is_none() {
                 r.prefix = 0;
@@ -200,44 +221,65 @@ impl Plan {
                 push_spans(&mut self.spans, self.requests.len(), &r, of)?;
             }
             let sight = Sight::new(&r, window, spans_of(&self.spans, self.requests.len() as u32));
-            total += sight.tiles(step, group).map(|t| t.cost).sum::<u64>();
+            in_one_pass &= r.q_len <= step;
+            if in_one_pass && r.q_len > 0 {
+                let tile = match r.q_len {
+                    1 if sight.is_plain() => Tile::of_decode(&r, group, window),
+                    n => Tile::new(&sight, 0..n, group),
+                };
+                total += tile.cost;
+                largest = largest.max(tile.cost);
+                self.items.push(Item::whole(self.requests.len(), tile, shape));
+            } else {
+                total += sight.tiles(step, group).map(|t| t.cost).sum::<u64>();
+            }
             self.rows += r.q_len;
             self.most_keys = self.most_keys.max(if r.q_len > 0 { r.seq_len } else { 0 });
             self.requests.push(r);
         }
         let target = (total * heads / (threads as u64 * ITEMS_PER_THREAD)).max(LEAST_COST);
-        let spans = std::mem::take(&mut self.spans);
-        for i in 0..self.requests.len() {
-            let r = self.requests[i];
-            for tile in Sight::new(&r, window, spans_of(&spans, i as u32)).tiles(step, group) {
-                self.push(shape, i as u32, tile, target, threads > 1, group);
+        if !in_one_pass || largest * heads > target {
+            self.items.clear();
+            let spans = std::mem::take(&mut self.spans);
+            for i in 0..self.requests.len() {
+                let r = self.requests[i];
+                for tile in Sight::new(&r, window, spans_of(&spans, i as u32)).tiles(step, group) {
+                    self.push(shape, i, tile, target, threads > 1, group);
+                }
             }
+            self.spans = spans;
         }
-        self.spans = spans;
-        // Longest first, so that short items fill the gaps at the end.
-        self.items.sort_unstable_by_key(|i| {
-            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
-        });
+        self.longest_first(target / SHORT);
         Ok(())
     }
 
+    /// Sorts the items that cost more than `short` to the front, so that the others fill the gaps at the end.
+    fn longest_first(&mut self, short: u64) {
+        let mut long = 0;
+        for i in 0..self.items.len() {
+            if self.items[i].cost > short {
+                self.items.swap(long, i);
+                long += 1;
+            }
+        }
+        self.items[..long].sort_unstable_by_key(|i| {
+            (std::cmp::Reverse(i.cost), i.request, i.q_begin, i.head_begin, i.chunk_begin)
+        });
+    }
+
     #[inline]
-    fn push(&mut self, shape: &Shape, request: u32, tile: Tile, target: u64, may_split: bool, group: usize) {
-        let item = Item {
-            request,
-            q_begin: tile.q_begin,
-            q_end: tile.q_end,
-            head_begin: 0,
-            head_end: shape.num_kv_heads as u32,
-            chunk_begin: tile.chunk_begin,
-            chunk_end: tile.chunk_end,
-            split: WHOLE,
-            cost: tile.cost,
-        };
-        // Many small requests: the usual case, without a division.
-        if tile.cost * shape.num_kv_heads as u64 <= target {
-            let cost = tile.cost * shape.num_kv_heads as u64;
-            return self.items.push(Item { cost, ..item });
+    fn push(
+        &mut self,
+        shape: &Shape,
+        request: usize,
+        tile: Tile,
+        target: u64,
+        may_split: bool,
+        group: usize,
+    ) {
+        let item = Item::whole(request, tile, shape);
+        if item.cost <= target {
+            return self.items.push(item);
         }
         let chunks = (tile.chunk_end - tile.chunk_begin) as usize;
         let rows = (tile.q_end - tile.q_begin) as usize * group * shape.num_kv_heads;
@@ -245,9 +287,8 @@ impl Plan {
         // Heads that walk the keys together read whole blocks (see `item`); others are divided first.
         let together = rows <= shape.max_rows();
         if may_split && chunks > 1 && (together || tile.cost >= 2 * target) && fits {
-            let cost = tile.cost * shape.num_kv_heads as u64;
-            let per_part = ((target * chunks as u64 / cost) as usize).clamp(1, chunks);
-            return self.push_split(Item { cost, ..item }, rows, chunks, per_part);
+            let per_part = ((target * chunks as u64 / item.cost) as usize).clamp(1, chunks);
+            return self.push_split(item, rows, chunks, per_part);
         }
         let heads = (target / tile.cost.max(1)).clamp(1, shape.num_kv_heads as u64) as u32;
         let mut head = 0;
@@ -294,15 +335,31 @@ impl Tile {
     #[inline]
     pub(super) fn new(s: &Sight<'_>, tokens: Range<usize>, group: usize) -> Self {
         let (first, last) = (s.of(tokens.start), s.of(tokens.end - 1));
-        let prefix = last.prefix;
-        let low = first.low.min(last.high);
-        let keys = (prefix + last.high.saturating_sub(low.max(prefix))) as u64;
+        Self::over(tokens, last.prefix, first.low.min(last.high)..last.high, group)
+    }
+
+    /// [`Tile::new`] of the one new token of a request without spans and prefix: the last, so that it sees all in the
+    /// window.
+    #[inline]
+    fn of_decode(r: &Request, group: usize, window: Option<usize>) -> Self {
+        let low = window.map_or(0, |w| r.seq_len.saturating_sub(w));
+        Self::over(0..1, 0, low..r.seq_len, group)
+    }
+
+    #[inline]
+    fn over(
+        tokens: Range<usize>,
+        prefix: usize,
+        Range { start: low, end: high }: Range<usize>,
+        group: usize,
+    ) -> Self {
+        let keys = (prefix + high.saturating_sub(low.max(prefix))) as u64;
         let first_chunk = if prefix > 0 { 0 } else { low / CHUNK };
         Self {
             q_begin: tokens.start as u32,
             q_end: tokens.end as u32,
             chunk_begin: first_chunk as u32,
-            chunk_end: last.high.div_ceil(CHUNK).max(first_chunk) as u32,
+            chunk_end: high.div_ceil(CHUNK).max(first_chunk) as u32,
             // A few rows cost as much as one: the keys have to be read.
             cost: keys * (tokens.len() * group).max(4) as u64 + 64,
         }

@@ -158,10 +158,32 @@ pub fn random_read_rate(pool: &Pool, isa: Isa, buffer: &[u8], piece: usize, seco
 /// Seconds of a parallel region with one task for each thread that does nothing, regions following one
 /// another at once: the median of 100 times 100.
 pub fn empty_region(pool: &Pool) -> f64 {
+    median_region(|| pool.run(pool.threads(), &|task, _| _ = black_box(task)))
+}
+
+/// As [`empty_region`], but each thread takes part: no task ends before all have begun.
+pub fn joined_region(pool: &Pool) -> f64 {
+    median_region(|| {
+        let begun = AtomicUsize::new(0);
+        pool.run(pool.threads(), &|_, _| {
+            begun.fetch_add(1, Relaxed);
+            // Yields in between: another thread may need this processor to begin at all.
+            for turn in 1u32.. {
+                match begun.load(Relaxed) == pool.threads() {
+                    true => break,
+                    false if turn.is_multiple_of(1000) => std::thread::yield_now(),
+                    false => std::hint::spin_loop(),
+                }
+            }
+        });
+    })
+}
+
+fn median_region(region: impl Fn()) -> f64 {
     let mut times = [0.0; 100];
     for time in &mut times {
         let start = Instant::now();
-        (0..100).for_each(|_| pool.run(pool.threads(), &|task, _| _ = black_box(task)));
+        (0..100).for_each(|_| region());
         *time = start.elapsed().as_secs_f64() / 100.0;
     }
     times.sort_by(f64::total_cmp);
@@ -189,5 +211,6 @@ mod tests {
         let rate = |buffer: &[u8]| random_read_rate(&pool, Isa::Portable, buffer, 4096, 1e-3);
         assert!(rate(&[1; 5 * 4096]) > 0.0 && rate(&[1; 4095]) == 0.0);
         assert!(multiply_add_rate(&pool, Isa::Portable, 1e-3) > 0.0 && empty_region(&pool) > 0.0);
+        assert!(joined_region(&pool) > 0.0);
     }
 }

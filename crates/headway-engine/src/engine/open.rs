@@ -34,9 +34,9 @@ impl LlmEngine {
             LoadFormat::Dummy => dummy::open(path)?,
         };
         arch::refuse_unknown(&files)?;
-        let tokenizer = tokenizer(&files, path)?;
+        let (tokenizer, startup) =
+            while_reading_tokenizer(&files, path, || Startup::run(&files, options, progress))?;
         let eos_ids = eos_ids(&files, tokenizer.as_ref())?;
-        let startup = Startup::run(&files, options, progress)?;
         let config = SchedulerConfig {
             max_num_batched_tokens: startup.limits.max_num_tokens,
             max_num_seqs: startup.limits.max_num_reqs,
@@ -78,6 +78,21 @@ fn policy(spec: &KvCacheSpec) -> KvGroupPolicy {
             None => KvGroupPolicy::full(block_size),
         },
     }
+}
+
+/// Runs `start` while another thread rebuilds the tokenizer: for a vocabulary of 262,144 pieces that takes longer than the
+/// weights of a small model. What is wrong with the tokenizer is said first.
+fn while_reading_tokenizer<T>(
+    files: &ModelFiles,
+    path: &Path,
+    start: impl FnOnce() -> Result<T, StartupError>,
+) -> Result<(Option<Tokenizer>, T), StartupError> {
+    std::thread::scope(|s| {
+        let reading = s.spawn(|| tokenizer(files, path));
+        let started = start();
+        let tokenizer = reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok((tokenizer, started?))
+    })
 }
 
 fn tokenizer(files: &ModelFiles, path: &Path) -> Result<Option<Tokenizer>, StartupError> {

@@ -3,7 +3,7 @@
 use headway_attention::Result;
 use headway_cpu::{
     CpuExec,
-    kernels::ceiling::{empty_region, multiply_add_rate, random_read_rate},
+    kernels::ceiling::{empty_region, joined_region, multiply_add_rate, random_read_rate},
 };
 use headway_tensor::{HostBuf, Ops};
 use std::{any::Any, fmt};
@@ -19,6 +19,8 @@ pub struct Ceilings {
     pub compute: f64,
     /// Seconds of a parallel region without work.
     pub region: f64,
+    /// Seconds of one in which every thread takes part.
+    pub joined_region: f64,
 }
 
 /// Larger than the last-level caches we know of are for two cores.
@@ -42,6 +44,7 @@ impl Ceilings {
             read_small: read(4 << 10),
             compute: multiply_add_rate(cx.pool(), cx.isa(), SECONDS),
             region: empty_region(cx.pool()),
+            joined_region: joined_region(cx.pool()),
         }))
     }
 
@@ -61,7 +64,12 @@ impl fmt::Display for Ceilings {
             "  {:6.1} GFLOP/s  float32 multiply-adds: prefill, mixed (or the first, where that is lower)",
             self.compute / 1e9
         )?;
-        write!(f, "empty parallel region: {:.2} us", self.region * 1e6)
+        write!(
+            f,
+            "empty parallel region: {:.2} us; with every thread in it: {:.2} us",
+            self.region * 1e6,
+            self.joined_region * 1e6
+        )
     }
 }
 

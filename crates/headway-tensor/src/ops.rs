@@ -158,6 +158,16 @@ pub trait Ops: Exec {
     /// Shapes, dtypes.
     fn rms_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, eps: f32) -> Result<()>;
 
+    /// Norm of x `[tokens, width]` to mean 0 and variance 1 over the last dimension, times `weight` plus `bias`,
+    /// `[width]` both.
+    ///
+    /// # Errors
+    /// Shapes, dtypes; a device without this operation.
+    fn layer_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<()> {
+        let _ = (x, weight, bias, eps);
+        Err(crate::TensorError::Unsupported(format!("layer norms on {}", self.device())))
+    }
+
     /// `residual += x`, then `out = rms_norm(residual)`, in one pass.
     ///
     /// # Errors
@@ -176,6 +186,15 @@ pub trait Ops: Exec {
     /// # Errors
     /// Shapes, dtypes.
     fn add(&self, acc: TensorMut<'_>, x: TensorRef<'_>) -> Result<()>;
+
+    /// `x *= y`, element by element.
+    ///
+    /// # Errors
+    /// Shapes, dtypes; a device without this operation.
+    fn multiply(&self, x: TensorMut<'_>, y: TensorRef<'_>) -> Result<()> {
+        let _ = (x, y);
+        Err(crate::TensorError::Unsupported(format!("products of activations on {}", self.device())))
+    }
 
     /// Rotates the first `2 * table.shape()[1]` elements of each head of x `[tokens, heads, size]`
     /// by the token's position. `table` is `[positions, rotary / 2, 2]`: cosine, then sine (any

@@ -51,9 +51,9 @@ pub struct AttentionArgs<'a> {
 pub struct Qkv<'a> {
     /// Queries `[num_tokens, num_heads, head_size]`.
     pub q: TensorRef<'a>,
-    /// Keys `[num_tokens, num_kv_heads, head_size]`.
+    /// Keys `[num_tokens, num_kv_heads, head_size]`; no rows where the layer shares another layer's cache.
     pub k: TensorRef<'a>,
-    /// Values `[num_tokens, num_kv_heads, head_size_v]`.
+    /// Values `[num_tokens, num_kv_heads, head_size_v]`; as many rows as keys.
     pub v: TensorRef<'a>,
 }
 
@@ -121,7 +121,7 @@ pub trait AttentionImpl: LayerImpl {
     fn new(args: &AttentionArgs<'_>, config: &Self::Config) -> Result<Self>;
 
     /// Scatters k and v into the cache by slot: token t goes to `slot_mapping[t]`, −1 is skipped.
-    /// Not called for a layer that shares another layer's cache.
+    /// Not called for a layer that shares another layer's cache, or has none.
     ///
     /// # Errors
     /// Shapes, dtypes, a slot outside the cache.

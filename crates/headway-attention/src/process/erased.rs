@@ -102,7 +102,8 @@ impl<I: AttentionImpl> DynAttention for Shim<I> {
     ) -> Result<()> {
         let cx = exec::<I::Exec>(cx)?;
         let Some(m) = metadata(entry)? else { return self.0.fill_zero(cx, &mut out) };
-        if !kv.shared && !I::FORWARD_WRITES_KV_CACHE {
+        // An encoder's layers have no cache to write.
+        if !kv.shared && kv.num_blocks > 0 && !I::FORWARD_WRITES_KV_CACHE {
             self.0.update_kv_cache(cx, x, kv, entry.slot_mapping())?;
         }
         self.0.forward(cx, x, kv, m, out)

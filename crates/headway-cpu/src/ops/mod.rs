@@ -96,6 +96,15 @@ impl Ops for CpuExec {
         Ok(())
     }
 
+    fn layer_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<()> {
+        let (rows, x) = f32_mut("layer_norm", x)?;
+        let weight = width_of("layer_norm", weight, rows.width())?;
+        let bias = width_of("layer_norm", bias, rows.width())?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), x, &|_, x| kernel::layer_norm(isa, x, weight, bias, eps));
+        Ok(())
+    }
+
     fn add_rms_norm(
         &self,
         residual: TensorMut<'_>,
@@ -124,6 +133,15 @@ impl Ops for CpuExec {
         same_rows("add", &xs, &rows)?;
         let isa = self.isa();
         rows.for_each(self.pool(), acc, &|i, acc| kernel::add(isa, acc, xs.of(x, i)));
+        Ok(())
+    }
+
+    fn multiply(&self, x: TensorMut<'_>, y: TensorRef<'_>) -> Result<()> {
+        let (ys, y) = f32_ref("multiply", y)?;
+        let (rows, x) = f32_mut("multiply", x)?;
+        same_rows("multiply", &ys, &rows)?;
+        let isa = self.isa();
+        rows.for_each(self.pool(), x, &|i, x| kernel::scaled_in_place(isa, x, 1.0, ys.of(y, i)));
         Ok(())
     }
 

@@ -35,6 +35,41 @@ fn norms_of_many_rows_agree_whatever_the_threads() {
 }
 
 #[test]
+fn layer_norms_have_the_mean_and_variance_that_weight_and_bias_say() {
+    let cx = cx(2);
+    for w in [5, 16, 40] {
+        let n = 9;
+        let (x, weight, bias) = (ramp(n * w), ramp(w), ramp(2 * w)[w..].to_vec());
+        let mut out = x.clone();
+        let tensor = |v: &[f32]| Tensor::from_slice(&cx, v, &[w]).unwrap();
+        let view = TensorMut::from_host(&mut out, &[n, w]).unwrap();
+        cx.layer_norm_in_place(view, &tensor(&weight), &tensor(&bias), 1e-5).unwrap();
+        for (row, out) in x.chunks(w).zip(out.chunks(w)) {
+            let mean = row.iter().map(|&v| f64::from(v)).sum::<f64>() / w as f64;
+            let variance = row.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / w as f64;
+            for (i, (&x, &o)) in row.iter().zip(out).enumerate() {
+                let norm = (f64::from(x) - mean) / (variance + 1e-5).sqrt();
+                let expected = norm * f64::from(weight[i]) + f64::from(bias[i]);
+                assert!((expected - f64::from(o)).abs() < 2e-5, "{expected} {o}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_are_element_by_element_with_rows_of_another_stride() {
+    let cx = cx(2);
+    let (n, w) = (4, 24);
+    let (mut x, y) = (ramp(n * w), ramp(n * 3 * w));
+    let before = x.clone();
+    let part = TensorRef::from_host(&y, &[n, 3 * w]).unwrap().cols(w..2 * w).unwrap();
+    cx.multiply(TensorMut::from_host(&mut x, &[n, w]).unwrap(), part).unwrap();
+    for (i, v) in x.iter().enumerate() {
+        assert_eq!(*v, before[i] * y[i / w * 3 * w + w + i % w]);
+    }
+}
+
+#[test]
 fn the_fused_norm_is_add_then_norm_and_in_place_is_the_same() {
     let cx = cx(2);
     let (n, w) = (33, 40);

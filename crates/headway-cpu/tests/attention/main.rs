@@ -4,6 +4,7 @@
 mod act;
 mod against_reference;
 mod bf16;
+mod encoder;
 mod layer;
 mod masks;
 mod refusals;

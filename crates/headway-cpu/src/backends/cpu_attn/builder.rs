@@ -1,7 +1,11 @@
 //! Lifetime: the model, one per attention group and micro-batch. Class 2 of 3: plans a step's work once
 //! for all layers, and owns the kernels' memory.
 
-use super::{CpuAttnConfig, rules::NAME};
+use super::{
+    CpuAttnConfig,
+    own_pages::{OwnPages, OwnRows},
+    rules::NAME,
+};
 use crate::{
     CpuExec,
     backends::common::{StepLimits, refuse},
@@ -24,6 +28,8 @@ pub struct CpuAttnBuilder {
     limits: StepLimits,
     plan: Arc<Plan>,
     workspace: Arc<Workspace>,
+    /// Of a group without a cache.
+    own_pages: Option<Arc<OwnPages>>,
     reallocs: usize,
 }
 
@@ -32,6 +38,8 @@ pub struct CpuAttnBuilder {
 pub struct CpuAttnMetadata {
     pub(super) batch: Batch,
     pub(super) workspace: Arc<Workspace>,
+    /// Where the keys and values of layers without a cache go.
+    pub(super) own_rows: Option<OwnRows>,
 }
 
 impl CpuAttnMetadata {
@@ -46,12 +54,14 @@ fn shape_of(group: &GroupInfo) -> Result<Shape> {
     let attention = match &group.spec {
         KvCacheSpec::Full(a)
         | KvCacheSpec::SlidingWindow { attention: a, .. }
-        | KvCacheSpec::Rswa { attention: a, .. } => a,
+        | KvCacheSpec::Rswa { attention: a, .. }
+        | KvCacheSpec::Cross(a)
+        | KvCacheSpec::EncoderOnly(a) => a,
         other => {
             return Err(refuse(
                 NAME,
                 format!("a KV cache of {other:?}"),
-                "full, sliding-window and R-SWA caches of keys and values are",
+                "full, sliding-window, R-SWA and cross-attention caches of keys and values are, and encoders without one",
             ));
         }
     };
@@ -85,9 +95,13 @@ impl CpuAttnBuilder {
     }
 
     fn batch(&self, plan: Arc<Plan>, common: &CommonAttentionMetadata) -> Result<CpuAttnMetadata> {
-        let table = common.block_table.dev().clone();
-        let batch = Batch::new(plan, table, common.block_table_stride, self.block_size)?;
-        Ok(CpuAttnMetadata { batch, workspace: Arc::clone(&self.workspace) })
+        let own_rows = self.own_pages.as_ref().map(|p| p.rows(plan.requests())).transpose()?;
+        let (table, stride) = match &own_rows {
+            Some(rows) => (rows.table.clone(), rows.stride),
+            None => (common.block_table.dev().clone(), common.block_table_stride),
+        };
+        let batch = Batch::new(plan, table, stride, self.block_size)?;
+        Ok(CpuAttnMetadata { batch, workspace: Arc::clone(&self.workspace), own_rows })
     }
 }
 
@@ -155,7 +169,15 @@ impl MetadataBuilder for CpuAttnBuilder {
     fn plan(group: &GroupInfo, rules: &RuleBook, _: &CpuAttnConfig) -> BuilderPlan {
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
         let (persistent, workspace) = shape_of(group).map_or((0, 0), |shape| {
-            (Plan::bytes(&shape, group.max_num_reqs, group.max_num_tokens), Workspace::bytes(&shape, threads))
+            let own = match group.spec {
+                KvCacheSpec::EncoderOnly(_) => {
+                    OwnPages::num_pages(group.max_num_reqs, group.max_num_tokens)
+                        * OwnPages::page_bytes(&shape)
+                }
+                _ => 0,
+            };
+            let plan = Plan::bytes(&shape, group.max_num_reqs, group.max_num_tokens);
+            (plan, Workspace::bytes(&shape, threads) + own)
         });
         BuilderPlan {
             graph_support: rules.graph_support,
@@ -167,14 +189,25 @@ impl MetadataBuilder for CpuAttnBuilder {
 
     fn new(cx: &CpuExec, group: &GroupInfo, _: &BuilderPlan, _: &CpuAttnConfig) -> Result<Self> {
         let shape = shape_of(group)?;
+        let own_pages = match group.spec {
+            KvCacheSpec::EncoderOnly(_) => {
+                Some(Arc::new(OwnPages::new(&shape, group.max_num_reqs, group.max_num_tokens)?))
+            }
+            _ => None,
+        };
+        let block_size = match &own_pages {
+            Some(_) => OwnPages::block_size(),
+            None => group.kernel_block_size,
+        };
         Ok(Self {
             shape,
+            own_pages,
             window: group.spec.sliding_window(),
             rswa_window: match group.spec {
                 KvCacheSpec::Rswa { rswa_window, .. } => Some(rswa_window),
                 _ => None,
             },
-            block_size: group.kernel_block_size,
+            block_size,
             limits: StepLimits::of(group),
             plan: Arc::new(Plan::with_capacity(&shape, group.max_num_reqs, group.max_num_tokens)),
             workspace: Arc::new(Workspace::new(&shape, cx.pool().threads())?),

@@ -72,7 +72,6 @@ impl CpuAttnLayer {
         out: TensorMut<'_>,
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
-        let cache = self.layout(kv)?;
         let planned = metadata.plan().shape().copied();
         if planned.map(|s| Shape { slot_rows: 0, ..s }) != Some(self.shape) {
             return Err(AttentionError::Inputs(
@@ -88,9 +87,14 @@ impl CpuAttnLayer {
             .into());
         }
         let (batch, numbers) = (&metadata.batch, self.numbers()?);
-        let bytes = kv.host_bytes()?;
         let lse = lse.map_or(Lse::None, Lse::Write);
-        attend((cx.pool(), cx.isa()), batch, &metadata.workspace, &numbers, x.q, (&cache, bytes), out, lse)
+        let run = |cache: &CacheLayout, bytes: &[u8]| {
+            attend((cx.pool(), cx.isa()), batch, &metadata.workspace, &numbers, x.q, (cache, bytes), out, lse)
+        };
+        match &metadata.own_rows {
+            Some(rows) => rows.with(cx, &self.shape, x, run),
+            None => run(&self.layout(kv)?, kv.host_bytes()?),
+        }
     }
 }
 

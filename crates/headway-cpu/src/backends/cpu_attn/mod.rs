@@ -7,6 +7,7 @@
 //! | KV cache | float32, bfloat16, float16, e4m3 and e5m2 with a scale for keys and one for values |
 //! | heads | MHA, GQA, MQA; sizes in multiples of 8 up to 512; value heads may differ |
 //! | masks | causal or not, per request and group; sliding window; ranges that see each other both ways (PrefixLM); R-SWA |
+//! | layers | with a cache of their own or of an earlier layer; cross-attention; encoders, which have none |
 //! | scores | soft cap, ALiBi, sinks |
 //! | blocks | 16, 32, 64 or 128 tokens |
 //! | sameness | a row's bits depend on no other row, the chunking or the number of threads, always |
@@ -18,6 +19,7 @@
 
 mod builder;
 mod layer;
+mod own_pages;
 mod rules;
 
 pub use builder::{CpuAttnBuilder, CpuAttnMetadata};

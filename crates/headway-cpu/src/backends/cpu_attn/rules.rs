@@ -5,7 +5,7 @@ use crate::CpuExec;
 use headway_attention::{
     AttentionBackend, LayerNeed, Refusal, RuleBook, Standard,
     group::kv::layout::KvCacheLayout,
-    process::rules::{KernelBlockSize, SizeRange},
+    process::rules::{AttnType, KernelBlockSize, SizeRange},
 };
 use headway_tensor::DType;
 use serde::Deserialize;
@@ -44,6 +44,7 @@ impl AttentionBackend for CpuAttn {
             kernel_block_sizes: [16, 32, 64, 128].map(KernelBlockSize::Exact).into(),
             preferred_block_size: Some(16),
             kv_cache_layouts: LAYOUTS.to_vec(),
+            attn_types: vec![AttnType::Decoder, AttnType::EncoderOnly, AttnType::EncoderDecoder],
             supports_sliding_window: true,
             supports_sinks: true,
             supports_logit_soft_cap: true,

@@ -49,6 +49,21 @@ pub(super) fn scaled_in_place(x: &mut [f32], scale: f32, weight: &[f32]) {
 }
 
 #[inline(always)]
+pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    let mut lanes = [0f32; LANES];
+    for c in x.chunks(LANES) {
+        lanes.iter_mut().zip(c).for_each(|(l, v)| *l += v);
+    }
+    let mean = reduce(lanes) / n;
+    x.iter_mut().for_each(|v| *v -= mean);
+    let scale = 1.0 / (sum_of_squares(x) / n + eps).sqrt();
+    for ((x, w), b) in x.iter_mut().zip(weight).zip(bias) {
+        *x = *x * scale * w + b;
+    }
+}
+
+#[inline(always)]
 pub(super) fn add(acc: &mut [f32], x: &[f32]) {
     for (a, x) in acc.iter_mut().zip(x) {
         *a += x;

@@ -48,6 +48,8 @@ per_isa! {
     fn scaled(out: &mut [f32], x: &[f32], scale: f32, weight: &[f32]);
     /// `x = x · scale · weight`.
     fn scaled_in_place(x: &mut [f32], scale: f32, weight: &[f32]);
+    /// x with mean 0 and variance 1, times `weight` plus `bias`.
+    fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32);
     /// `acc += x`.
     fn add(acc: &mut [f32], x: &[f32]);
     /// `out = silu(gate) · up`.

@@ -77,7 +77,8 @@ fn worst(
     for (&n, &m) in q_lens.iter().zip(kv_lens) {
         let q = wide(&q[row * l.heads * l.size..][..n * l.heads * l.size]);
         let (k, v) = (wide(&k[key * width..][..m * width]), wide(&v[key * width_v..][..m * width_v]));
-        let expected = attend(&params(l), &Request { q: &q, k: &k, v: &v, causal: false });
+        let expected =
+            attend(&params(l), &Request { q: &q, k: &k, v: &v, causal: false, spans: &[], prefix: 0 });
         let got = &out[row * l.heads * l.size_v..][..n * l.heads * l.size_v];
         worst = got.iter().zip(&expected.out).map(|(a, b)| (f64::from(*a) - b).abs()).fold(worst, f64::max);
         (row, key) = (row + n, key + m);

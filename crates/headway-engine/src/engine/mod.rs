@@ -1,11 +1,13 @@
 //! The engine: requests in, tokens and text out. [`Engine`] is what the CLI and a server call;
 //! [`LlmEngine`] is the one with a model behind it.
 
+mod embed;
 mod llm;
 mod open;
 mod request;
 mod session;
 
+pub use embed::{EmbedError, EmbedOptions, Embedder};
 pub use llm::{LlmEngine, LogitsObserver};
 pub use open::OpenProgress;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};

@@ -4,7 +4,7 @@ use super::llm::LlmEngine;
 use crate::{
     kv::{KvCacheManager, KvGroupPolicy},
     loading::{self, LoadError, ModelFiles, ModelKind},
-    models::{arch, dummy},
+    models::{ModelError, arch, dummy},
     options::{EngineOptions, LoadFormat},
     runner::{StartupError, startup::Startup},
     sampling::Sampler,
@@ -34,6 +34,7 @@ impl LlmEngine {
             LoadFormat::Dummy => dummy::open(path)?,
         };
         arch::refuse_unknown(&files)?;
+        refuse_encoders(&files)?;
         let (tokenizer, startup) =
             while_reading_tokenizer(&files, path, || Startup::run(&files, options, progress))?;
         let eos_ids = eos_ids(&files, tokenizer.as_ref())?;
@@ -62,6 +63,18 @@ impl LlmEngine {
             load_time: started.elapsed(),
             observer: None,
         })
+    }
+}
+
+/// A model that generates nothing.
+fn refuse_encoders(files: &ModelFiles) -> Result<(), ModelError> {
+    match arch::plan(files)?.pooling {
+        None => Ok(()),
+        Some(_) => Err(ModelError::Unsupported {
+            file: files.checkpoint.describe(),
+            what: "generating with an encoder".into(),
+            remedy: "use headway embed, or choose a model that generates".into(),
+        }),
     }
 }
 

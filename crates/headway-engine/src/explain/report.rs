@@ -107,7 +107,7 @@ pub(super) fn planned(
             graph_support: plan.graph_support.to_string(),
             reorder_batch_threshold: plan.reorder_batch_threshold,
             workspace_bytes: plan.workspace_bytes,
-            ..group(g, &selections[first].refused)
+            ..group(g, &selections[first].refused, &model.mixers)
         };
         entry.layers = layers(model, entry.layers.iter().map(|l| *l as usize));
         entry.kind = name(&model.mixers[first]).unwrap_or(entry.kind);
@@ -202,6 +202,7 @@ fn by_need(
         r.groups.push(GroupReport {
             layers: layers(model, same.iter().copied()),
             kind: name(first).unwrap_or_else(|| kind(&spec)),
+            shared_caches: vec![],
             kv_cache_group: 0,
             backend,
             refused: refused.iter().map(refusal).collect(),

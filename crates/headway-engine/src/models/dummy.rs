@@ -4,8 +4,8 @@
 use super::{
     ModelError, ModelPlan, arch,
     plan::{
-        ExpertWeights, ExpertsPlan, FeedForwardPlan, LinearPlan, MixerPlan, MlaQueryPlan, NormPlan,
-        StackedPlan, StateSpacePlan,
+        ExpertWeights, ExpertsPlan, FeedForwardPlan, LayerNormPlan, LinearPlan, MixerPlan, MlaQueryPlan,
+        NormPlan, StackedPlan, StateSpacePlan,
     },
 };
 use crate::loading::{self, Checkpoint, HfFiles, LoadError, ModelFiles, ModelKind};
@@ -92,13 +92,34 @@ fn tensors(plan: &ModelPlan) -> HashMap<String, Fill> {
     let h = plan.hidden_size;
     out.insert(plan.embedding.clone(), Fill::Random { rows: plan.vocab_size, cols: h });
     plan.lm_head.iter().for_each(|l| linear(&mut out, l));
-    norm(&mut out, &plan.final_norm, h);
+    plan.final_norm.iter().for_each(|n| norm(&mut out, n, h));
+    plan.embedding_norm.iter().for_each(|n| layer_norm(&mut out, n, h));
+    if let Some(p) = &plan.positions {
+        out.insert(p.weight.clone(), Fill::Random { rows: p.rows, cols: h });
+        if let Some((name, rows)) = &p.types {
+            out.insert(name.clone(), Fill::Random { rows: *rows, cols: h });
+        }
+    }
     for layer in &plan.layers {
         let norms =
             [&layer.pre_mixer_norm, &layer.post_mixer_norm, &layer.pre_ffn_norm, &layer.post_ffn_norm];
         norms.into_iter().flatten().for_each(|n| norm(&mut out, n, h));
         layer.mixers.iter().for_each(|m| mixer(&mut out, m));
         layer.feed_forward.iter().for_each(|f| feed_forward(&mut out, f));
+        let norms = [&layer.after_mixer_norm, &layer.after_ffn_norm];
+        norms.into_iter().flatten().for_each(|n| layer_norm(&mut out, n, h));
+        if let Some(p) = &layer.per_layer {
+            [&p.gate, &p.projection].into_iter().for_each(|l| linear(&mut out, l));
+            norm(&mut out, &p.norm, h);
+        }
+        if let Some(name) = &layer.scalar {
+            out.insert(name.clone(), Fill::Constant { len: 1, value: 1.0 });
+        }
+    }
+    if let Some(p) = &plan.per_layer_inputs {
+        out.insert(p.table.clone(), Fill::Random { rows: plan.vocab_size, cols: p.all() });
+        linear(&mut out, &p.projection);
+        norm(&mut out, &p.norm, p.width);
     }
     out
 }
@@ -119,7 +140,7 @@ fn mixer(out: &mut HashMap<String, Fill>, plan: &MixerPlan) {
             if let Some(n) = &a.qk_norm {
                 let heads = |heads| if n.per_head { a.head_size } else { heads * a.head_size };
                 norm(out, &n.q, heads(a.num_heads));
-                norm(out, &n.k, heads(a.num_kv_heads));
+                n.k.iter().for_each(|k| norm(out, k, heads(a.num_kv_heads)));
             }
             if let Some(name) = &a.sinks {
                 out.insert(name.clone(), Fill::Constant { len: a.num_heads, value: 0.0 });
@@ -190,6 +211,11 @@ fn linear(out: &mut HashMap<String, Fill>, plan: &LinearPlan) {
 
 fn norm(out: &mut HashMap<String, Fill>, plan: &NormPlan, width: usize) {
     out.insert(plan.weight.clone(), Fill::Constant { len: width, value: 1.0 - plan.offset });
+}
+
+fn layer_norm(out: &mut HashMap<String, Fill>, plan: &LayerNormPlan, width: usize) {
+    out.insert(plan.weight.clone(), Fill::Constant { len: width, value: 1.0 });
+    out.insert(plan.bias.clone(), Fill::Constant { len: width, value: 0.0 });
 }
 
 /// Random weights by name; each is made when it is asked for, and depends on its name alone.

@@ -39,7 +39,9 @@ pub(super) fn unused(
 
 /// `model.layers.7.mlp…` and `blk.7.…` are of layer 7.
 fn layer_of(name: &str) -> Option<usize> {
-    let rest = ["model.layers.", "backbone.layers.", "blk."].iter().find_map(|p| name.strip_prefix(p))?;
+    let rest = ["model.layers.", "backbone.layers.", "encoder.layer.", "blk."]
+        .iter()
+        .find_map(|p| name.strip_prefix(p))?;
     rest.split('.').next()?.parse().ok()
 }
 

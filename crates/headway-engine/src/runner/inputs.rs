@@ -1,9 +1,10 @@
 //! Step inputs: from the scheduler's plan to token ids, positions, lengths, block tables and slot
 //! mappings, in buffers that live as long as the model.
 
+use crate::models::decoder::DecoderInput;
 use crate::scheduler::{RequestId, StepPlan};
 use headway_attention::{
-    AttentionError, CommonAttentionMetadata, Result, StepInputs,
+    AttentionError, Causal, CommonAttentionMetadata, KvCacheSpec, Result, StepInputs,
     group::kv::block_table::{SKIP_SLOT, slot},
 };
 use headway_tensor::{Exec, Persistent, View};
@@ -14,6 +15,17 @@ pub(super) struct TokenInputs {
     pub token_ids: View<i32>,
     pub positions: View<i32>,
     pub logits_rows: View<i32>,
+}
+
+impl TokenInputs {
+    /// As the decoder takes them.
+    pub fn decoder(&self) -> DecoderInput<'_> {
+        DecoderInput {
+            token_ids: &self.token_ids,
+            positions: &self.positions,
+            logits_rows: &self.logits_rows,
+        }
+    }
 }
 
 /// Persistent buffers of all steps.
@@ -28,23 +40,27 @@ pub(super) struct InputBuffers {
 
 struct GroupBuffers {
     block_size: usize,
+    /// Whether its layers keep keys and values: an encoder's don't, and see both ways.
+    has_cache: bool,
     block_table: Persistent<i32>,
     slot_mapping: Persistent<i64>,
 }
 
 impl InputBuffers {
-    /// Sized for the largest step; `block_sizes` are the KV cache groups'.
+    /// Sized for the largest step; `specs` are the KV cache groups'.
     pub(super) fn new(
         cx: &dyn Exec,
         max_num_reqs: usize,
         max_num_tokens: usize,
         max_model_len: usize,
-        block_sizes: &[usize],
+        specs: &[KvCacheSpec],
     ) -> Self {
-        let groups = block_sizes
+        let groups = specs
             .iter()
-            .map(|&block_size| GroupBuffers {
+            .map(|spec| (spec, spec.block_size()))
+            .map(|(spec, block_size)| GroupBuffers {
                 block_size,
+                has_cache: !matches!(spec, KvCacheSpec::EncoderOnly(_)),
                 block_table: Persistent::new(cx, max_num_reqs * max_model_len.div_ceil(block_size)),
                 slot_mapping: Persistent::new(cx, max_num_tokens),
             })
@@ -117,6 +133,13 @@ impl GroupBuffers {
         inputs: &Arc<StepInputs>,
         table: impl Fn(RequestId) -> Option<&'t [u32]>,
     ) -> Result<CommonAttentionMetadata> {
+        if !self.has_cache {
+            let table = self.block_table.write_dual(cx, 0, |_| ());
+            let slots = self.slot_mapping.write(cx, plan.num_tokens(), |o| o.fill(SKIP_SLOT));
+            let mut common = CommonAttentionMetadata::new(inputs.clone(), table, 0, slots)?;
+            common.causal_override = Some(Causal::All(false));
+            return Ok(common);
+        }
         let size = self.block_size;
         let missing = |id: RequestId| AttentionError::Inputs(format!("request {id} has no block table"));
         // Rows as wide as this step needs; entries past a request's blocks are the null block.

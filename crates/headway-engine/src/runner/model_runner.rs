@@ -3,11 +3,11 @@
 
 use super::{
     StartupReport,
-    inputs::InputBuffers,
+    inputs::{InputBuffers, TokenInputs},
     step_times::{Laps, StepTimes},
 };
 use crate::{
-    models::{Decoder, ModelError, decoder::DecoderInput},
+    models::{Decoder, ModelError},
     scheduler::{RequestId, StepPlan},
 };
 use headway_attention::{AttentionGroup, CommonAttentionMetadata, KvPool, StepMetadata, build_step};
@@ -37,23 +37,43 @@ impl ModelRunner {
         plan: &StepPlan,
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
     ) -> Result<TensorMut<'_>, ModelError> {
-        // Metadata holds views of the input buffers: dropped first, so that these can be recycled.
         let mut laps = Laps::start();
+        let tokens = self.prepare(plan, table, &mut laps)?;
+        let logits = self.decoder.forward(&*self.ops, &tokens.decoder(), &self.step, &mut self.kv)?;
+        laps.lap(&mut self.times.forward);
+        self.times.steps += 1;
+        Ok(logits)
+    }
+
+    /// Runs one step of a model that gives hidden states and keeps no cache: those of every token,
+    /// `[num_tokens, hidden_size]`, float32.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::execute`].
+    pub fn encode(&mut self, plan: &StepPlan) -> Result<TensorMut<'_>, ModelError> {
+        let mut laps = Laps::start();
+        let tokens = self.prepare(plan, |_, _| None, &mut laps)?;
+        let states = self.decoder.encode(&*self.ops, &tokens.decoder(), &self.step, &mut self.kv)?;
+        laps.lap(&mut self.times.forward);
+        self.times.steps += 1;
+        Ok(states)
+    }
+
+    /// Writes a step's inputs and builds every group's metadata.
+    fn prepare<'t>(
+        &mut self,
+        plan: &StepPlan,
+        table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
+        laps: &mut Laps,
+    ) -> Result<TokenInputs, ModelError> {
+        // Metadata holds views of the input buffers: dropped first, so that these can be recycled.
         self.step.clear();
         self.commons.clear();
         let tokens = self.inputs.write(&*self.ops, plan, table, &mut self.commons)?;
         laps.lap(&mut self.times.inputs);
         build_step(&mut self.groups, &*self.ops, &self.commons, 0, false, &mut self.step)?;
         laps.lap(&mut self.times.metadata);
-        let input = DecoderInput {
-            token_ids: &tokens.token_ids,
-            positions: &tokens.positions,
-            logits_rows: &tokens.logits_rows,
-        };
-        let logits = self.decoder.forward(&*self.ops, &input, &self.step, &mut self.kv)?;
-        laps.lap(&mut self.times.forward);
-        self.times.steps += 1;
-        Ok(logits)
+        Ok(tokens)
     }
 
     /// Where the time of all steps went.

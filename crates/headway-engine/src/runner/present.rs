@@ -7,15 +7,15 @@ use super::{
     devices::OpenDevice,
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
     needs,
-    report::{GraphModeReport, GroupReport, RefusedReport},
+    report::{GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
 };
 use crate::{
     loading::ModelFiles,
-    models::{Decoder, ModelPlan, unused},
+    models::{Decoder, ModelPlan, needs::LayerNeeds, unused},
     options::{DTypeOption, EngineOptions, LoadFormat},
 };
 use headway_attention::{
-    AttentionGroup, AttentionGroupPlan, KvCacheSpec,
+    AttentionGroup, AttentionGroupPlan, AttnLayer, KvCacheSpec,
     group::{kv::page::RequestLimits, plan::KvCachePlan},
     process::select::{Refused, Selection},
 };
@@ -32,6 +32,7 @@ pub(super) fn report(
     limits: &Limits,
     kv_dtype: DType,
 ) -> StartupReport {
+    let layers = LayerNeeds::of_plan(plan);
     let mut r = StartupReport {
         model: described(plan),
         files: files.checkpoint.describe(),
@@ -40,7 +41,7 @@ pub(super) fn report(
         groups: cache
             .attention_groups
             .iter()
-            .map(|g| group(g, &selections[first_layer(g)].refused))
+            .map(|g| group(g, &selections[first_layer(g)].refused, &layers))
             .collect(),
         kv_cache_layout: cache.layout.to_string(),
         graph_mode: GraphModeReport {
@@ -86,8 +87,14 @@ fn first_layer(g: &AttentionGroupPlan) -> usize {
 }
 
 /// A group as the rule book describes it; [`finish`] has what its builder says.
-pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused]) -> GroupReport {
+pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused], layers: &[LayerNeeds]) -> GroupReport {
+    let shared = |l: &AttnLayer| {
+        let layer = layers.get(l.0 as usize)?;
+        let of = layers.get(layer.shares_cache_of?)?;
+        Some(SharedCacheReport { layer: layer.layer as u32, of: of.layer as u32 })
+    };
     GroupReport {
+        shared_caches: g.info.layers.iter().filter_map(shared).collect(),
         layers: g.info.layers.iter().map(|l| l.0).collect(),
         kind: kind(&g.info.spec),
         kv_cache_group: g.kv_cache_group,

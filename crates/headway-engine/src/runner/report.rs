@@ -46,6 +46,9 @@ pub struct GroupReport {
     pub layers: Vec<u32>,
     /// `full attention`, `sliding window 512`, …
     pub kind: String,
+    /// Those of the layers that read the cache of an earlier one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shared_caches: Vec<SharedCacheReport>,
     /// Index of the KV cache group.
     pub kv_cache_group: usize,
     /// The backend chosen; `None`: none is valid.
@@ -66,6 +69,15 @@ pub struct GroupReport {
     pub reorder_batch_threshold: Option<usize>,
     /// Bytes of scratch that the group's layers share.
     pub workspace_bytes: u64,
+}
+
+/// A layer that reads another's cache: it computes no keys and values, and no pages are its own.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+pub struct SharedCacheReport {
+    /// The model's layer.
+    pub layer: u32,
+    /// The layer whose cache it reads.
+    pub of: u32,
 }
 
 /// One change of one option, tried with the code that decides at start-up, and what it gains.

@@ -217,9 +217,9 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
         None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
     };
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;
-    let block_sizes: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.block_size).collect();
+    let specs: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect();
     let l = &decided.limits;
-    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, l.max_model_len, &block_sizes);
+    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, l.max_model_len, &specs);
     let mut report = decided.report.clone();
     present::finish(&mut report, &groups, &decoder, kv.bytes());
     Ok(ModelRunner {
@@ -242,7 +242,10 @@ impl ModelRunner {
         let step = StepMetadata::profile_run(decided.cache.group_of_layer.clone(), self.groups.len(), 1);
         let zero = View::from_vec(vec![0]);
         let input = DecoderInput { token_ids: &zero, positions: &zero, logits_rows: &zero };
-        self.decoder.forward(&*self.ops, &input, &step, &mut self.kv)?;
+        match self.decoder.plan().pooling {
+            None => self.decoder.forward(&*self.ops, &input, &step, &mut self.kv)?,
+            Some(_) => self.decoder.encode(&*self.ops, &input, &step, &mut self.kv)?,
+        };
         Ok(())
     }
 }

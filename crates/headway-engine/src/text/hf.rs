@@ -45,9 +45,36 @@ impl Tokenizer {
         generation: Option<&Value>,
         chat_template: Option<String>,
     ) -> Result<Self, TextError> {
-        let bad = |detail: String| TextError::TokenizerJson { detail };
         // first, because it checks the syntax, on which parts of the crate below panic
         let rule = DecodeRule::from_json(&decoder_value(json)?)?;
+        Self::with_rule(json, rule, config, generation, chat_template)
+    }
+
+    /// The tokenizer of an encoder in a directory, as [`Tokenizer::from_dir`]. Nothing is decoded, so a decoder that
+    /// can't be streamed (WordPiece) is no error.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_dir`].
+    pub fn for_encoder(dir: &Path) -> Result<Self, TextError> {
+        let file = dir.join("tokenizer.json");
+        let json = std::fs::read(&file).map_err(|e| TextError::File { path: file, detail: e.to_string() })?;
+        let config = read_optional_json(&dir.join(CONFIG))?;
+        let rule = match DecodeRule::from_json(&decoder_value(&json)?) {
+            Ok(rule) => rule,
+            // Pieces as they are.
+            Err(_) => DecodeRule::from_json(&serde_json::json!({"type": "Fuse"}))?,
+        };
+        Self::with_rule(&json, rule, config.as_ref(), None, None)
+    }
+
+    fn with_rule(
+        json: &[u8],
+        rule: DecodeRule,
+        config: Option<&Value>,
+        generation: Option<&Value>,
+        chat_template: Option<String>,
+    ) -> Result<Self, TextError> {
+        let bad = |detail: String| TextError::TokenizerJson { detail };
         let mut core = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)))
             .map_err(|_| bad("its parts contradict each other".into()))?
             .map_err(|e| bad(e.to_string()))?;

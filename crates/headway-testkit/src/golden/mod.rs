@@ -1,7 +1,7 @@
 //! Goldens: what a reference implementation computed, as typed values (`format` `headway-golden/1`).
 //!
-//! Three kinds of file: [`TinyGolden`] (all logits of tiny checkpoints), [`RealGolden`] (top 10 and
-//! texts of real models) and [`TokenizerGolden`]. [`check`] knows how near is near enough, [`walk`]
+//! Four kinds of file: [`TinyGolden`] (all logits of tiny checkpoints), [`EncoderGolden`] (vectors of tiny
+//! encoders), [`RealGolden`] (top 10 and texts of real models) and [`TokenizerGolden`]. [`check`] knows how near is near enough, [`walk`]
 //! runs a whole set and makes a table. Where the files come from: [`crate::testdata::goldens`].
 
 pub mod check;
@@ -43,6 +43,8 @@ pub enum GoldenError {
 pub enum Golden {
     /// Of a tiny checkpoint.
     Tiny(TinyGolden),
+    /// Of a tiny encoder.
+    Encoder(EncoderGolden),
     /// Of a real model.
     Real(RealGolden),
     /// Of a tokenizer.
@@ -87,6 +89,32 @@ impl TinyModel {
     pub fn is_mixture_of_experts(&self) -> bool {
         ["Moe", "MoE", "Deepseek", "GptOss", "Mixtral"].iter().any(|m| self.architecture.contains(m))
     }
+}
+
+/// Vectors of a tiny encoder.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EncoderGolden {
+    /// The checkpoint.
+    pub model: TinyModel,
+    /// All in bfloat16 against float32, of the means.
+    pub bf16_compute_max_abs: f64,
+    /// Inputs.
+    pub cases: Vec<EncoderCase>,
+}
+
+/// An input of a tiny encoder, and hidden states of its last layer, `[hidden_size]` each.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EncoderCase {
+    /// Name.
+    pub name: String,
+    /// The input; nothing is added.
+    pub prompt_ids: Vec<u32>,
+    /// Of the first token.
+    pub first: Vec<f64>,
+    /// Of the last token.
+    pub last: Vec<f64>,
+    /// The mean over all tokens.
+    pub mean: Vec<f64>,
 }
 
 /// The reference's own spread.
@@ -289,10 +317,12 @@ pub fn read(file: &str, text: &str) -> Result<Golden, GoldenError> {
     if found != FORMAT {
         return Err(GoldenError::Format { file: file.to_owned(), found });
     }
-    let (tiny, real) = (value.get("numerics").is_some(), value["cases"][0].get("top10").is_some());
-    match (tiny, real) {
-        (true, _) => serde_json::from_value(value).map(Golden::Tiny),
-        (_, true) => serde_json::from_value(value).map(Golden::Real),
+    let case = &value["cases"][0];
+    let (encoder, real) = (case.get("mean").is_some(), case.get("top10").is_some());
+    match (value.get("numerics").is_some(), encoder, real) {
+        (true, ..) => serde_json::from_value(value).map(Golden::Tiny),
+        (_, true, _) => serde_json::from_value(value).map(Golden::Encoder),
+        (.., true) => serde_json::from_value(value).map(Golden::Real),
         _ => serde_json::from_value(value).map(Golden::Tokenizer),
     }
     .map_err(json)
@@ -312,6 +342,14 @@ pub fn all() -> Result<Vec<Golden>, GoldenError> {
 /// As [`all`].
 pub fn tiny() -> Result<Vec<TinyGolden>, GoldenError> {
     Ok(all()?.into_iter().filter_map(|g| if let Golden::Tiny(g) = g { Some(g) } else { None }).collect())
+}
+
+/// All of tiny encoders.
+///
+/// # Errors
+/// As [`all`].
+pub fn encoders() -> Result<Vec<EncoderGolden>, GoldenError> {
+    Ok(all()?.into_iter().filter_map(|g| if let Golden::Encoder(g) = g { Some(g) } else { None }).collect())
 }
 
 /// All of real models.

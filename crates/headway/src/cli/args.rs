@@ -13,6 +13,7 @@ Examples:
   headway generate --chat \"Write a haiku about rain\" --max-tokens 60
   headway generate --model gemma3-270m --json --logprobs 5 \"2 + 2 =\"
   headway chat
+  headway embed --model ./all-MiniLM-L6-v2 \"a text\"
   headway explain ./config.json --engine vllm --device h100
   headway backends
 
@@ -37,6 +38,8 @@ pub struct Cli {
 pub enum Command {
     /// Continue a prompt, or answer it with --chat.
     Generate(Box<GenerateArgs>),
+    /// Turn texts into vectors, with an encoder.
+    Embed(Box<EmbedArgs>),
     /// Talk to a model in the terminal.
     Chat(Box<ChatArgs>),
     /// The attention backends of this build and what each supports.
@@ -84,6 +87,35 @@ pub struct GenerateArgs {
     /// Report the N most likely tokens at each position, the prompt's last among them.
     #[arg(long, value_name = "N", value_parser = parse::whole::<usize>)]
     pub logprobs: Option<usize>,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `headway embed`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+One JSON object a line: {\"index\", \"tokens\", \"embedding\"}.
+
+Examples:
+  headway embed --model ./all-MiniLM-L6-v2 \"a first text\" \"a second\"
+  headway embed --model ./bge-small-en-v1.5 --file texts.txt > vectors.jsonl")]
+pub struct EmbedArgs {
+    /// The texts.
+    #[arg(conflicts_with_all = ["file", "prompt_ids"])]
+    pub texts: Vec<String>,
+    /// A UTF-8 file with a text a line.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt_ids")]
+    pub file: Option<PathBuf>,
+    /// Token ids of one input, separated by commas; nothing is added.
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse::token_id)]
+    pub prompt_ids: Option<Vec<u32>>,
+    /// How the tokens' states become one vector [default: what the model's 1_Pooling/config.json says, else mean].
+    #[arg(long, value_name = "HOW")]
+    pub pooling: Option<super::embed::PoolingArg>,
+    /// Leave vectors as long as they come; else they get length 1.
+    #[arg(long)]
+    pub no_normalize: bool,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,

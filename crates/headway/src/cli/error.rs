@@ -2,7 +2,7 @@
 
 use headway_attention::AttentionError;
 use headway_engine::{
-    engine::{RequestError, StepError},
+    engine::{EmbedError, RequestError, StepError},
     explain::ExplainError,
     loading::LoadError,
     models::ModelError,
@@ -47,6 +47,9 @@ pub enum CliError {
     /// A request.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// An input of an encoder.
+    #[error(transparent)]
+    Embed(#[from] EmbedError),
     /// A step.
     #[error(transparent)]
     Step(#[from] StepError),

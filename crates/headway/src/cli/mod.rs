@@ -15,6 +15,7 @@ mod batch;
 mod bench;
 mod chat;
 mod config;
+mod embed;
 mod environment;
 mod error;
 mod explain;
@@ -63,6 +64,7 @@ fn run(
     register(&mut registry)?;
     match cli.command {
         Command::Generate(a) => generate::run(*a, registry),
+        Command::Embed(a) => embed::run(*a, registry),
         Command::Chat(a) => chat::run(*a, registry),
         Command::Backends(a) => backends::run(&a, &registry),
         Command::Explain(a) => explain::run(*a, registry),

@@ -3,14 +3,35 @@
 use super::{CliError, args::EngineArgs};
 use headway_attention::Registry;
 use headway_engine::{
-    LlmEngine,
-    runner::StartupReport,
+    EngineOptions, LlmEngine,
+    engine::OpenProgress,
+    runner::{StartupError, StartupReport},
     sources::{self, FetchOptions, ModelSpec, TerminalProgress},
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::path::Path;
 
 /// Finds the model and opens it.
 pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError> {
+    let engine =
+        open_with(args, registry, |path, options, progress| LlmEngine::open(path, options, progress))?;
+    warnings(engine.report());
+    Ok(engine)
+}
+
+/// Start-up's warnings, a line each.
+pub fn warnings(r: &StartupReport) {
+    for warning in &r.warnings {
+        note!("headway: warning: {warning}");
+    }
+}
+
+/// Finds the model and has `open` open it, with a bar of its layers.
+pub fn open_with<E>(
+    args: &EngineArgs,
+    registry: Registry,
+    open: impl FnOnce(&Path, &EngineOptions, OpenProgress<'_>) -> Result<E, StartupError>,
+) -> Result<E, CliError> {
     let options = args.options(registry)?;
     let path = match ModelSpec::parse(&args.model)? {
         // A path needs no cache, and so none of the environment's folders.
@@ -21,16 +42,12 @@ pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError
         spec => sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?.path,
     };
     let bar = layer_bar();
-    let engine = LlmEngine::open(&path, &options, &mut |done, total| {
+    let engine = open(&path, &options, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     });
     bar.finish_and_clear();
-    let engine = engine?;
-    for warning in &engine.report().warnings {
-        note!("headway: warning: {warning}");
-    }
-    Ok(engine)
+    Ok(engine?)
 }
 
 /// Hidden where standard error is not a terminal.

@@ -44,7 +44,7 @@ fn pull_of_a_cached_model_says_where_it_lies() {
 
 #[test]
 fn help_has_examples_and_says_nothing_of_this_machine() {
-    for command in ["", "generate", "chat", "backends", "pull"] {
+    for command in ["", "generate", "embed", "chat", "backends", "pull"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let r = finish(headway().env("HEADWAY_MODEL", "secret-model").args(args)).fine();
         assert!(r.out.contains("Examples:") && r.err.is_empty(), "{command}: {}", r.out);

@@ -7,6 +7,7 @@ mod batch;
 mod bench;
 mod chat;
 mod commands;
+mod embed;
 mod explain;
 mod generate;
 mod startup;

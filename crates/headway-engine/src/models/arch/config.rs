@@ -156,6 +156,10 @@ impl<'a> ConfigReader<'a> {
         };
         let theta = field("rope_theta")?.unwrap_or(default_theta);
         let partial = field("partial_rotary_factor")?.unwrap_or(1.0);
+        let kind = parameters.and_then(|p| p.get("rope_type")).and_then(Value::as_str);
+        if kind == Some("proportional") {
+            return self.proportional(theta, head_size, partial, field("factor")?.unwrap_or(1.0));
+        }
         let rotary_dim = (head_size as f64 * partial) as usize;
         if theta <= 0.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
             return Err(self
@@ -170,6 +174,29 @@ impl<'a> ConfigReader<'a> {
             return Err(self.error("rope_theta", format!("is {theta}; YaRN needs one above 1")));
         }
         Ok(RopePlan { theta, rotary_dim, style: RopeStyle::Halves, scaling })
+    }
+
+    /// A part of a head's pairs turns, at the frequencies that they would have if all did.
+    pub fn proportional(
+        &self,
+        theta: f64,
+        head_size: usize,
+        partial: f64,
+        factor: f64,
+    ) -> Result<RopePlan, ModelError> {
+        let pairs = (partial * head_size as f64 / 2.0) as usize;
+        if theta <= 0.0
+            || factor <= 0.0
+            || pairs == 0
+            || 2 * pairs > head_size
+            || !head_size.is_multiple_of(2)
+        {
+            let what =
+                format!("theta {theta}, factor {factor} and {pairs} rotated pairs of {head_size} elements");
+            return Err(self.error("rope_parameters", what));
+        }
+        let scaling = Some(RopeScaling::Proportional { pairs, factor });
+        Ok(RopePlan { theta, rotary_dim: head_size, style: RopeStyle::Halves, scaling })
     }
 
     fn rope_scaling(&self, v: &Value, rotary_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
@@ -201,7 +228,7 @@ impl<'a> ConfigReader<'a> {
             other => {
                 return Err(self.unsupported(
                     format!("rope scaling of type {other}"),
-                    "supported: default, linear, llama3, longrope, yarn",
+                    "supported: default, linear, llama3, longrope, proportional, yarn",
                 ));
             }
         })

@@ -11,6 +11,7 @@ use crate::{
         rope::{RopePlan, RopeScaling},
     },
 };
+use headway_attention::process::rules::AttnType;
 use headway_tensor::{Activation, RopeStyle, RouterScores, Routing};
 
 /// Values of `general.architecture` with a translator.
@@ -167,6 +168,7 @@ impl<'a> Header<'a> {
         let (q, kv) = (self.heads * self.head_size, self.kv_heads * self.head_size);
         let qkv = [("attn_q", q), ("attn_k", kv), ("attn_v", kv)];
         AttentionPlan {
+            attn_type: AttnType::Decoder,
             num_heads: self.heads,
             num_kv_heads: self.kv_heads,
             head_size: self.head_size,
@@ -174,10 +176,12 @@ impl<'a> Header<'a> {
             qkv: LinearPlan::stacked(qkv.map(part), self.hidden),
             o: LinearPlan::single(format!("blk.{layer}.attn_output.weight"), None, q, self.hidden),
             qk_norm: None,
+            v_norm: false,
             rope: Some(0),
             sliding_window: None,
             logit_soft_cap: None,
             sinks: None,
+            shares_cache_of: None,
             output_scale: 1.0,
         }
     }
@@ -259,16 +263,20 @@ impl<'a> Header<'a> {
             hidden_size: self.hidden,
             vocab_size: self.vocab,
             max_position_embeddings: self.context,
-            rms_norm_eps: self.eps,
+            norm_eps: self.eps,
             embedding_scale: 1.0,
             embedding: "token_embd.weight".into(),
             lm_head: self
                 .file
                 .contains(head)
                 .then(|| LinearPlan::single(head.into(), None, self.hidden, self.vocab)),
-            final_norm: NormPlan::plain("output_norm.weight"),
+            positions: None,
+            embedding_norm: None,
+            final_norm: Some(NormPlan::plain("output_norm.weight")),
+            pooling: None,
             logit_scale: 1.0,
             final_logit_soft_cap: None,
+            per_layer_inputs: None,
             ropes,
             layers,
         }
@@ -290,7 +298,7 @@ fn qwen2(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
 fn qwen3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
     let layer = |i| {
         let (q, k) = (h.norm(i, "attn_q_norm"), h.norm(i, "attn_k_norm"));
-        let qk_norm = Some(QkNormPlan { q, k, per_head: true });
+        let qk_norm = Some(QkNormPlan { q, k: Some(k), per_head: true });
         h.pre_norm_layer(i, AttentionPlan { qk_norm, ..h.attention(i, false) })
     };
     let layers = (0..h.layers).map(layer).collect::<Result<_, _>>()?;
@@ -318,7 +326,7 @@ fn gemma3(h: &Header<'_>) -> Result<ModelPlan, ModelError> {
                     scale: (scaled_by as f64).powf(-0.5) as f32,
                     qk_norm: Some(QkNormPlan {
                         q: h.norm(i, "attn_q_norm"),
-                        k: h.norm(i, "attn_k_norm"),
+                        k: Some(h.norm(i, "attn_k_norm")),
                         per_head: true,
                     }),
                     sliding_window,

@@ -8,9 +8,11 @@ use crate::models::{
     },
     rope::RopePlan,
 };
+use headway_attention::process::rules::AttnType;
 use headway_tensor::Activation;
 
 /// The sizes that every decoder config states.
+#[derive(Clone)]
 pub(super) struct Sizes {
     pub hidden: usize,
     pub intermediate: usize,
@@ -159,7 +161,7 @@ impl Names {
     /// Norms of each query and key head.
     pub(super) fn qk_norm(&self, offset: f32, per_head: bool) -> QkNormPlan {
         let (q, k) = (self.norm("self_attn.q_norm", offset), self.norm("self_attn.k_norm", offset));
-        QkNormPlan { q, k, per_head }
+        QkNormPlan { q, k: Some(k), per_head }
     }
 
     /// A layer with norms before mixer and feed-forward, and none after.
@@ -182,6 +184,7 @@ impl Names {
     /// Attention with separate projections and nothing special.
     pub(super) fn attention(&self, s: &Sizes, qkv_bias: bool, o_bias: bool) -> AttentionPlan {
         AttentionPlan {
+            attn_type: AttnType::Decoder,
             num_heads: s.heads,
             num_kv_heads: s.kv_heads,
             head_size: s.head_size,
@@ -189,10 +192,12 @@ impl Names {
             qkv: self.qkv(s, qkv_bias),
             o: self.o(s, o_bias),
             qk_norm: None,
+            v_norm: false,
             rope: Some(0),
             sliding_window: None,
             logit_soft_cap: None,
             sinks: None,
+            shares_cache_of: None,
             output_scale: 1.0,
         }
     }
@@ -229,13 +234,17 @@ pub(super) fn model(
         hidden_size: s.hidden,
         vocab_size: s.vocab,
         max_position_embeddings: s.max_positions,
-        rms_norm_eps: s.eps,
+        norm_eps: s.eps,
         embedding_scale: 1.0,
         embedding: "model.embed_tokens.weight".into(),
         lm_head: (!tied).then(|| LinearPlan::single("lm_head.weight".into(), None, s.hidden, s.vocab)),
-        final_norm: NormPlan::plain("model.norm.weight"),
+        positions: None,
+        embedding_norm: None,
+        final_norm: Some(NormPlan::plain("model.norm.weight")),
+        pooling: None,
         logit_scale: 1.0,
         final_logit_soft_cap: None,
+        per_layer_inputs: None,
         ropes,
         layers,
     })

@@ -85,7 +85,7 @@ pub(super) fn mamba2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
 fn backbone(plan: ModelPlan) -> ModelPlan {
     ModelPlan {
         embedding: "backbone.embeddings.weight".into(),
-        final_norm: NormPlan::plain("backbone.norm_f.weight"),
+        final_norm: Some(NormPlan::plain("backbone.norm_f.weight")),
         ..plan
     }
 }
@@ -120,7 +120,7 @@ pub(super) fn bamba(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     };
     let layers = (0..s.layers).map(layer).collect();
     let plan = model(c, &s, vec![rope], layers, false)?;
-    Ok(ModelPlan { final_norm: NormPlan::plain("model.final_layernorm.weight"), ..plan })
+    Ok(ModelPlan { final_norm: Some(NormPlan::plain("model.final_layernorm.weight")), ..plan })
 }
 
 /// Granite 4: factors on embedding, scores, residual branches and logits; attention without positions.
@@ -327,7 +327,7 @@ pub(super) fn falcon_h1(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     Ok(ModelPlan {
         embedding_scale: factor(c, "embedding_multiplier")?,
         logit_scale: factor(c, "lm_head_multiplier")?,
-        final_norm: NormPlan::plain("model.final_layernorm.weight"),
+        final_norm: Some(NormPlan::plain("model.final_layernorm.weight")),
         ..plan
     })
 }

@@ -1,10 +1,12 @@
 //! Translators: a config into a plan. One file a family; a new architecture is one function and its
 //! line in a table here.
 
+mod bert;
 mod config;
 mod deepseek;
 mod experts;
 mod families;
+mod gemma4;
 mod gguf;
 mod hf;
 mod hybrids;
@@ -25,6 +27,7 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
     ("Qwen3ForCausalLM", families::qwen3),
     ("Gemma2ForCausalLM", families::gemma2),
     ("Gemma3ForCausalLM", families::gemma3),
+    ("Gemma4ForCausalLM", gemma4::gemma4),
     ("Phi3ForCausalLM", families::phi3),
     ("Olmo2ForCausalLM", families::olmo2),
     ("DeepseekV2ForCausalLM", deepseek::v2),
@@ -36,6 +39,9 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
     ("GraniteMoeHybridForCausalLM", hybrids::granite_hybrid),
     ("NemotronHForCausalLM", hybrids::nemotron_h),
     ("FalconH1ForCausalLM", hybrids::falcon_h1),
+    ("BertModel", bert::bert),
+    ("RobertaModel", bert::roberta),
+    ("XLMRobertaModel", bert::roberta),
 ];
 
 /// The plan of a model's files.

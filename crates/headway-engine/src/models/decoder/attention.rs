@@ -10,15 +10,25 @@ use headway_attention::{AttentionArgs, AttnLayer, DynAttention, KvPool, LayerArg
 use headway_tensor::{Linear, RopeStyle, Tensor};
 use std::{ops::Range, sync::Arc};
 
+struct QkNorm {
+    q: Tensor,
+    k: Option<Tensor>,
+    per_head: bool,
+}
+
 pub(super) struct Attention {
     layer: AttnLayer,
     kernel: Box<dyn DynAttention>,
     qkv: Arc<dyn Linear>,
     o: Arc<dyn Linear>,
-    qk_norm: Option<(Tensor, Tensor, bool)>,
+    qk_norm: Option<QkNorm>,
+    /// A weight of ones, where values are normed without one.
+    v_norm: Option<Tensor>,
     rope: Option<(usize, RopeStyle)>,
     num_heads: usize,
     num_kv_heads: usize,
+    /// Those that the layer computes: none where its cache is another layer's.
+    own_kv_heads: usize,
     head_size: usize,
     output_scale: f32,
 }
@@ -56,7 +66,8 @@ impl Attention {
             Some(n) => {
                 let width = |heads| a.head_size * if n.per_head { 1 } else { heads };
                 let (q, k) = (width(a.num_heads), width(a.num_kv_heads));
-                Some((loader.norm(&n.q, q)?, loader.norm(&n.k, k)?, n.per_head))
+                let k = n.k.as_ref().map(|norm| loader.norm(norm, k)).transpose()?;
+                Some(QkNorm { q: loader.norm(&n.q, q)?, k, per_head: n.per_head })
             }
         };
         Ok(Self {
@@ -65,6 +76,8 @@ impl Attention {
             qkv: loader.linear(&a.qkv)?,
             o: loader.linear(&a.o)?,
             qk_norm,
+            v_norm: a.v_norm.then(|| loader.ones(a.head_size)).transpose()?,
+            own_kv_heads: if a.shares_cache_of.is_some() { 0 } else { a.num_kv_heads },
             rope: a.rope.map(|r| (r, model.ropes[r].style)),
             num_heads: a.num_heads,
             num_kv_heads: a.num_kv_heads,
@@ -85,38 +98,53 @@ impl Attention {
         self.attend(s, b, kv)
     }
 
+    /// Elements of the fused projection's output.
+    fn width(&self) -> usize {
+        (self.num_heads + 2 * self.own_kv_heads) * self.head_size
+    }
+
     /// Columns of q, k and v in the fused projection.
     fn columns(&self) -> [Range<usize>; 3] {
-        let (q, kv) = (self.num_heads * self.head_size, self.num_kv_heads * self.head_size);
+        let (q, kv) = (self.num_heads * self.head_size, self.own_kv_heads * self.head_size);
         [0..q, q..q + kv, q + kv..q + 2 * kv]
     }
 
     /// Queries, keys and values: projected, normed, rotated.
     fn project(&self, s: &Step<'_>, b: &mut Buffers, normed: bool) -> Result<(), ModelError> {
         s.project_in(b, normed, &*self.qkv)?;
-        let shape = [s.n, (self.num_heads + 2 * self.num_kv_heads) * self.head_size];
-        let [q, k, _] = self.columns();
-        if let Some((qw, kw, per_head)) = &self.qk_norm {
-            for (cols, heads, w) in [(q.clone(), self.num_heads, qw), (k.clone(), self.num_kv_heads, kw)] {
-                let x = b.qkv.view_mut_as(&shape)?.cols(cols)?;
-                s.ops.rms_norm_in_place(if *per_head { x.heads(heads)? } else { x }, w, s.eps)?;
+        let shape = [s.n, self.width()];
+        let [q, k, v] = self.columns();
+        let mut norm = |cols: Range<usize>, heads: usize, w: &Tensor, per_head: bool| {
+            let x = b.qkv.view_mut_as(&shape)?.cols(cols)?;
+            s.ops.rms_norm_in_place(if per_head { x.heads(heads)? } else { x }, w, s.eps)
+        };
+        if let Some(n) = &self.qk_norm {
+            norm(q, self.num_heads, &n.q, n.per_head)?;
+            if let Some(w) = &n.k {
+                norm(k.clone(), self.own_kv_heads, w, n.per_head)?;
             }
+        }
+        if let Some(w) = self.v_norm.as_ref().filter(|_| self.own_kv_heads > 0) {
+            norm(v, self.own_kv_heads, w, true)?;
         }
         let Some((table, style)) = self.rope else { return Ok(()) };
         // q and k lie side by side, so one call rotates the heads of both.
-        let x = b.qkv.view_mut_as(&shape)?.cols(0..k.end)?.heads(self.num_heads + self.num_kv_heads)?;
+        let x = b.qkv.view_mut_as(&shape)?.cols(0..k.end)?.heads(self.num_heads + self.own_kv_heads)?;
         Ok(s.ops.rope(x, s.positions, &s.ropes[table], style)?)
     }
 
     /// Cache write, kernel, output projection.
     fn attend(&self, s: &Step<'_>, b: &mut Buffers, kv: &mut KvPool) -> Result<(), ModelError> {
-        let width = (self.num_heads + 2 * self.num_kv_heads) * self.head_size;
-        let qkv = b.qkv.view_as(&[s.n, width])?;
+        let qkv = b.qkv.view_as(&[s.n, self.width()])?;
         let [q, k, v] = self.columns();
+        // A layer that reads another's cache has no rows of its own.
+        let none = || b.qkv.view_as(&[0, self.num_kv_heads, self.head_size]);
+        let own = |cols: Range<usize>| qkv.cols(cols)?.heads(self.num_kv_heads);
+        let shares = self.own_kv_heads == 0;
         let x = Qkv {
             q: qkv.cols(q)?.heads(self.num_heads)?,
-            k: qkv.cols(k)?.heads(self.num_kv_heads)?,
-            v: qkv.cols(v)?.heads(self.num_kv_heads)?,
+            k: if shares { none()? } else { own(k)? },
+            v: if shares { none()? } else { own(v)? },
         };
         let out = b.heads.view_mut_as(&[s.n, self.num_heads, self.head_size])?;
         let entry = s.metadata.layer(self.layer)?;

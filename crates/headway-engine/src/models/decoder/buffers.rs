@@ -31,6 +31,10 @@ pub(super) struct Buffers {
     pub router: Tensor,
     /// What experts work in, where there are any.
     pub experts: Option<Box<dyn ExpertBuffers>>,
+    /// Inputs of all layers, where layers have their own.
+    pub per_layer: Tensor,
+    /// What these are made from, and a layer's gated input.
+    pub per_token: Tensor,
     /// Rows whose logits are wanted.
     pub last: Tensor,
     pub logits: Tensor,
@@ -92,6 +96,8 @@ impl Buffers {
         let zeros = |rows, width| Tensor::zeros(ops, DType::F32, &[rows, width]);
         let (n, h, w) = (limits.max_num_tokens, plan.hidden_size, Widths::of(plan));
         let beside = if plan.layers.iter().any(|l| l.mixers.len() > 1) { n } else { 0 };
+        let per_layer = plan.per_layer_inputs.as_ref().map_or(0, |p| p.all());
+        let logits = if plan.pooling.is_some() { 0 } else { limits.max_num_logits };
         Ok(Self {
             hidden: zeros(n, h)?,
             normed: zeros(n, h)?,
@@ -104,8 +110,10 @@ impl Buffers {
             gated: zeros(n, w.gated)?,
             router: zeros(n, w.router)?,
             experts: plan.expert_limits().map(|l| ops.expert_buffers(l, n)).transpose()?,
+            per_layer: zeros(n, per_layer)?,
+            per_token: zeros(n, per_layer)?,
             last: zeros(limits.max_num_logits, h)?,
-            logits: zeros(limits.max_num_logits, plan.vocab_size)?,
+            logits: zeros(logits, plan.vocab_size)?,
         })
     }
 
@@ -121,6 +129,8 @@ impl Buffers {
             &self.gate_up,
             &self.gated,
             &self.router,
+            &self.per_layer,
+            &self.per_token,
             &self.last,
             &self.logits,
         ];

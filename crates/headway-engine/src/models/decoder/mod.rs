@@ -3,10 +3,12 @@
 
 mod attention;
 mod buffers;
+mod embedding;
 mod feed_forward;
 mod kernels;
 mod mixer;
 mod mla;
+mod per_layer;
 mod state_space;
 mod step;
 
@@ -16,15 +18,17 @@ pub use kernels::Kernels;
 use super::{
     ModelError, ModelPlan,
     load::Loader,
-    plan::{LayerPlan, LinearPlan, NormPlan},
+    plan::{LayerNormPlan, LinearPlan, NormPlan},
     unused::unused,
 };
 use crate::loading::Checkpoint;
 use buffers::Buffers;
+use embedding::{LayerNorm, Positions};
 use feed_forward::FeedForward;
 use headway_attention::{AttnLayer, KvPool, StepMetadata};
 use headway_tensor::{Linear, Ops, Tensor, TensorMut, View};
 use mixer::Mixer;
+use per_layer::{PerLayerBlock, PerLayerInputs};
 use std::{
     cell::{Cell, RefCell},
     sync::Arc,
@@ -56,9 +60,13 @@ pub struct DecoderInput<'a> {
 pub struct Decoder {
     plan: ModelPlan,
     embedding: Arc<dyn Linear>,
-    lm_head: Arc<dyn Linear>,
-    final_norm: Tensor,
+    positions: Option<Positions>,
+    embedding_norm: Option<LayerNorm>,
+    /// None where the model gives hidden states.
+    lm_head: Option<Arc<dyn Linear>>,
+    final_norm: Option<Tensor>,
     ropes: Vec<Tensor>,
+    per_layer_inputs: Option<PerLayerInputs>,
     layers: Vec<Layer>,
     buffers: Buffers,
     unused: Vec<String>,
@@ -73,6 +81,10 @@ struct Layer {
     mixers: Vec<Mixer>,
     feed_forward: Option<FeedForward>,
     feed_forward_scale: f32,
+    per_layer: Option<PerLayerBlock>,
+    after_mixer_norm: Option<LayerNorm>,
+    after_ffn_norm: Option<LayerNorm>,
+    scalar: f32,
 }
 
 impl Decoder {
@@ -93,13 +105,18 @@ impl Decoder {
         let loader = Loader { checkpoint, ops, dtype, used: RefCell::default(), taken: Cell::default() };
         let embedding = LinearPlan::single(plan.embedding.clone(), None, plan.hidden_size, plan.vocab_size);
         let (embedding, lm_head) = match &plan.lm_head {
+            None if plan.pooling.is_some() => (loader.table(&embedding)?, None),
             None => {
                 let both = loader.linear(&embedding)?;
-                (both.clone(), both)
+                (both.clone(), Some(both))
             }
-            Some(head) => (loader.table(&embedding)?, loader.linear(head)?),
+            Some(head) => (loader.table(&embedding)?, Some(loader.linear(head)?)),
         };
-        let final_norm = loader.norm(&plan.final_norm, plan.hidden_size)?;
+        let hidden = plan.hidden_size;
+        let positions = plan.positions.as_ref().map(|p| Positions::load(&loader, p, hidden)).transpose()?;
+        let embedding_norm = plan.embedding_norm.as_ref().map(|n| LayerNorm::load(&loader, n, hidden));
+        let embedding_norm = embedding_norm.transpose()?;
+        let final_norm = plan.final_norm.as_ref().map(|n| loader.norm(n, hidden)).transpose()?;
         let ropes = plan
             .ropes
             .iter()
@@ -108,17 +125,33 @@ impl Decoder {
                 Tensor::from_slice(ops, &r.table(limits.max_model_len), &shape)
             })
             .collect::<Result<_, _>>()?;
+        let per_layer_inputs = plan.per_layer_inputs.as_ref();
+        let per_layer_inputs = per_layer_inputs.map(|p| PerLayerInputs::load(&loader, p, plan.vocab_size));
+        let per_layer_inputs = per_layer_inputs.transpose()?;
         let mut layers = Vec::with_capacity(plan.layers.len());
         let mut next = 0;
         for (i, l) in plan.layers.iter().enumerate() {
-            layers.push(Layer::load(&loader, &plan, l, AttnLayer(next), &mut kernels)?);
+            layers.push(Layer::load(&loader, &plan, i, AttnLayer(next), &mut kernels)?);
             next += l.mixers.len() as u32;
             progress(i + 1);
         }
         let taken = loader.taken.get();
         let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
         let buffers = Buffers::new(ops, &plan, limits)?;
-        Ok(Self { plan, embedding, lm_head, final_norm, ropes, layers, buffers, unused, taken })
+        Ok(Self {
+            plan,
+            embedding,
+            positions,
+            embedding_norm,
+            lm_head,
+            final_norm,
+            ropes,
+            per_layer_inputs,
+            layers,
+            buffers,
+            unused,
+            taken,
+        })
     }
 
     /// The plan that this runs.
@@ -152,11 +185,43 @@ impl Decoder {
         step: &StepMetadata,
         kv: &mut KvPool,
     ) -> Result<TensorMut<'_>, ModelError> {
+        self.layers(ops, input, step, kv)?;
+        self.head(ops, input.token_ids.len(), input.logits_rows)
+    }
+
+    /// Runs one step of a model that gives hidden states, and returns those of every token, normed where the
+    /// model does so: `[num_tokens, hidden_size]`.
+    ///
+    /// # Errors
+    /// As [`Decoder::forward`].
+    pub fn encode(
+        &mut self,
+        ops: &dyn Ops,
+        input: &DecoderInput<'_>,
+        step: &StepMetadata,
+        kv: &mut KvPool,
+    ) -> Result<TensorMut<'_>, ModelError> {
+        self.layers(ops, input, step, kv)?;
+        let shape = [input.token_ids.len(), self.plan.hidden_size];
+        if let Some(w) = &self.final_norm {
+            ops.rms_norm_in_place(self.buffers.hidden.view_mut_as(&shape)?, w, self.plan.norm_eps)?;
+        }
+        Ok(self.buffers.hidden.view_mut_as(&shape)?)
+    }
+
+    /// From the tokens to what leaves the last layer.
+    fn layers(
+        &mut self,
+        ops: &dyn Ops,
+        input: &DecoderInput<'_>,
+        step: &StepMetadata,
+        kv: &mut KvPool,
+    ) -> Result<(), ModelError> {
         let s = Step {
             ops,
             n: input.token_ids.len(),
             hidden: self.plan.hidden_size,
-            eps: self.plan.rms_norm_eps,
+            eps: self.plan.norm_eps,
             positions: input.positions,
             ropes: &self.ropes,
             metadata: step,
@@ -164,13 +229,22 @@ impl Decoder {
         let b = &mut self.buffers;
         let first = b.hidden.view_mut_as(&[s.n, s.hidden])?;
         ops.embed(&*self.embedding, input.token_ids, self.plan.embedding_scale, first)?;
+        if let Some(p) = &self.positions {
+            p.run(&s, b)?;
+        }
+        if let Some(n) = &self.embedding_norm {
+            n.run(&s, b)?;
+        }
+        if let Some(p) = &self.per_layer_inputs {
+            p.run(&s, b, input.token_ids)?;
+        }
         if let Some(w) = self.layers.first().and_then(Layer::first_norm) {
             s.norm(b, w)?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
             layer.run(&s, b, kv, self.layers.get(i + 1).and_then(Layer::first_norm))?;
         }
-        self.head(ops, s.n, input.logits_rows)
+        Ok(())
     }
 
     /// Final norm and head, for the wanted rows alone.
@@ -178,9 +252,15 @@ impl Decoder {
         let (b, hidden) = (&mut self.buffers, self.plan.hidden_size);
         let shape = [rows.len(), hidden];
         ops.gather_rows(b.hidden.view_as(&[n, hidden])?, rows, b.last.view_mut_as(&shape)?)?;
-        ops.rms_norm_in_place(b.last.view_mut_as(&shape)?, &self.final_norm, self.plan.rms_norm_eps)?;
+        if let Some(w) = &self.final_norm {
+            ops.rms_norm_in_place(b.last.view_mut_as(&shape)?, w, self.plan.norm_eps)?;
+        }
+        let Some(lm_head) = &self.lm_head else {
+            let what = "logits of a model that gives hidden states".into();
+            return Err(headway_tensor::TensorError::Unsupported(what).into());
+        };
         let out = [rows.len(), self.plan.vocab_size];
-        ops.linear(&*self.lm_head, b.last.view_as(&shape)?, b.logits.view_mut_as(&out)?)?;
+        ops.linear(&**lm_head, b.last.view_as(&shape)?, b.logits.view_mut_as(&out)?)?;
         if self.plan.logit_scale != 1.0 || self.plan.final_logit_soft_cap.is_some() {
             let cap = self.plan.final_logit_soft_cap;
             ops.scale_and_cap(b.logits.view_mut_as(&out)?, self.plan.logit_scale, cap)?;
@@ -190,15 +270,22 @@ impl Decoder {
 }
 
 impl Layer {
-    /// `first` is the number of its first mixer.
+    /// The layer at `index`; `first` is the number of its first mixer.
     fn load(
         loader: &Loader<'_>,
         plan: &ModelPlan,
-        l: &LayerPlan,
+        index: usize,
         first: AttnLayer,
         kernels: &mut Kernels<'_>,
     ) -> Result<Self, ModelError> {
+        let l = &plan.layers[index];
+        let per_layer = l.per_layer.as_ref();
+        let per_layer = per_layer.map(|p| PerLayerBlock::load(loader, p, index, plan.hidden_size));
+        let scalar = l.scalar.as_ref().map(|name| loader.values(name, &[1])).transpose()?;
         let norm = |n: &Option<NormPlan>| n.as_ref().map(|n| loader.norm(n, plan.hidden_size)).transpose();
+        let layer_norm = |n: &Option<LayerNormPlan>| {
+            n.as_ref().map(|n| LayerNorm::load(loader, n, plan.hidden_size)).transpose()
+        };
         let mixers = (first.0..).zip(&l.mixers);
         let mixers = mixers.map(|(i, m)| Mixer::load(loader, plan, m, AttnLayer(i), kernels));
         Ok(Self {
@@ -209,6 +296,10 @@ impl Layer {
             post_ffn_norm: norm(&l.post_ffn_norm)?,
             feed_forward: l.feed_forward.as_ref().map(|f| FeedForward::load(loader, f)).transpose()?,
             feed_forward_scale: l.feed_forward_scale,
+            per_layer: per_layer.transpose()?,
+            after_mixer_norm: layer_norm(&l.after_mixer_norm)?,
+            after_ffn_norm: layer_norm(&l.after_ffn_norm)?,
+            scalar: scalar.map_or(1.0, |s| s[0]),
         })
     }
 
@@ -217,8 +308,32 @@ impl Layer {
         if self.mixers.is_empty() { self.pre_ffn_norm.as_ref() } else { self.pre_mixer_norm.as_ref() }
     }
 
-    /// Mixers, then feed-forward; `next` is the norm of what the next layer's first block reads.
+    /// Mixers, feed-forward, the layer's own input; `next` is the norm of what the next layer's first block reads.
     fn run(
+        &self,
+        s: &Step<'_>,
+        b: &mut Buffers,
+        kv: &mut KvPool,
+        next: Option<&Tensor>,
+    ) -> Result<(), ModelError> {
+        if self.per_layer.is_none() && self.scalar == 1.0 {
+            return self.blocks(s, b, kv, next);
+        }
+        self.blocks(s, b, kv, None)?;
+        if let Some(p) = &self.per_layer {
+            p.run(s, b)?;
+        }
+        if self.scalar != 1.0 {
+            s.ops.scale_and_cap(b.hidden.view_mut_as(&[s.n, s.hidden])?, self.scalar, None)?;
+        }
+        match next {
+            Some(w) => s.norm(b, w),
+            None => Ok(()),
+        }
+    }
+
+    /// Mixers and feed-forward.
+    fn blocks(
         &self,
         s: &Step<'_>,
         b: &mut Buffers,
@@ -229,11 +344,17 @@ impl Layer {
         if !self.mixers.is_empty() {
             let after = if self.feed_forward.is_some() { self.pre_ffn_norm.as_ref() } else { next };
             s.join(b, self.post_mixer_norm.as_ref(), after)?;
+            if let Some(n) = &self.after_mixer_norm {
+                n.run(s, b)?;
+            }
         }
         if let Some(f) = &self.feed_forward {
             f.run(s, b, self.pre_ffn_norm.is_some())?;
             s.scale(b, self.feed_forward_scale)?;
             s.join(b, self.post_ffn_norm.as_ref(), next)?;
+            if let Some(n) = &self.after_ffn_norm {
+                n.run(s, b)?;
+            }
         }
         Ok(())
     }

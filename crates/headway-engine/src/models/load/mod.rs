@@ -77,6 +77,15 @@ impl Loader<'_> {
 
     fn take(&self, plan: &LinearPlan, compute: Option<DType>) -> Result<Arc<dyn Linear>, ModelError> {
         let parts = self.parts(plan)?;
+        self.take_as(parts, compute)
+    }
+
+    /// A table made of others.
+    pub fn take_parts(&self, parts: Vec<LinearPart>) -> Result<Arc<dyn Linear>, ModelError> {
+        self.take_as(parts, Some(DType::F32))
+    }
+
+    fn take_as(&self, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Arc<dyn Linear>, ModelError> {
         let start = Instant::now();
         let layer = self.ops.load_linear(parts, compute)?;
         self.took(layer.bytes(), start);
@@ -117,8 +126,18 @@ impl Loader<'_> {
 
     /// A norm's weight in float32, with its offset added.
     pub fn norm(&self, plan: &NormPlan, width: usize) -> Result<Tensor, ModelError> {
+        self.scaled_norm(plan, width, 1.0)
+    }
+
+    /// The weight of a norm that has none.
+    pub fn ones(&self, width: usize) -> Result<Tensor, ModelError> {
+        Ok(Tensor::from_slice(self.ops, &vec![1f32; width], &[width])?)
+    }
+
+    /// [`Loader::norm`] times a factor that the norm's output would have to be multiplied by.
+    pub fn scaled_norm(&self, plan: &NormPlan, width: usize, factor: f32) -> Result<Tensor, ModelError> {
         let mut w = self.weight(&plan.weight, &[width])?.to_f32();
-        w.iter_mut().for_each(|x| *x += plan.offset);
+        w.iter_mut().for_each(|x| *x = (*x + plan.offset) * factor);
         Ok(Tensor::from_slice(self.ops, &w, &[width])?)
     }
 }

@@ -128,7 +128,9 @@ fn windowed(c: &Config<'_>, base: &AttentionNeeds) -> Result<AttentionNeeds, Mod
 
 /// Layers without a window may have heads of their own (`global_…`).
 fn global(c: &Config<'_>, base: AttentionNeeds) -> Result<AttentionNeeds, ModelError> {
-    let head_size = c.opt_count(&["global_head_dim"])?;
+    let one = c.get("per_layer_config").and_then(Value::as_object).and_then(|o| o.values().next());
+    let one = one.and_then(|l| l.get("head_dim")?.as_u64()).map(|n| n as usize);
+    let head_size = c.opt_count(&["global_head_dim"])?.or(one);
     let num_kv_heads = c.opt_count(&["num_global_key_value_heads"])?;
     Ok(AttentionNeeds {
         head_size: head_size.unwrap_or(base.head_size),

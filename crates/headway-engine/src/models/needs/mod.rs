@@ -177,6 +177,10 @@ impl LayerNeeds {
     /// The needs of a plan that this engine runs.
     pub fn of_plan(plan: &ModelPlan) -> Vec<Self> {
         let needs = |(layer, mixer): (usize, &MixerPlan)| {
+            let shares_cache_of = match mixer {
+                MixerPlan::Attention(a) => a.shares_cache_of,
+                _ => None,
+            };
             let mixer = match mixer {
                 MixerPlan::Mla(a) => MixerNeeds::Mla(MlaNeeds {
                     num_heads: a.num_heads,
@@ -190,6 +194,7 @@ impl LayerNeeds {
                     reach: a.sliding_window.map_or(Reach::All, Reach::Window),
                     logit_soft_cap: a.logit_soft_cap.is_some(),
                     sinks: a.sinks.is_some(),
+                    attn_type: a.attn_type,
                     ..AttentionNeeds::new(a.num_heads, a.num_kv_heads, a.head_size)
                 }),
                 MixerPlan::StateSpace(m) => MixerNeeds::State(StateDims::Mamba2 {
@@ -202,7 +207,7 @@ impl LayerNeeds {
                     dtype: m.state_dtype,
                 }),
             };
-            Self { layer, mixer, shares_cache_of: None }
+            Self { layer, shares_cache_of, mixer }
         };
         plan.mixers().map(needs).collect()
     }

@@ -1,11 +1,16 @@
 //! A model as data: per layer its norms, its mixer, its feed-forward, and the names of their weights.
 //! It says nothing of devices, dtypes or batches.
 
+mod embedding;
 mod experts;
+mod per_layer;
 
+pub use embedding::{LayerNormPlan, Pooling, PositionsPlan};
 pub use experts::{ExpertWeights, ExpertsPlan, StackedPlan};
+pub use per_layer::{PerLayerBlockPlan, PerLayerInputsPlan};
 
 use super::rope::RopePlan;
+use headway_attention::process::rules::AttnType;
 use headway_tensor::{Activation, DType, ExpertLimits};
 
 /// A norm's weight, and what is added to it (1 for checkpoints that hold w and compute 1 + w).
@@ -44,8 +49,8 @@ pub struct LinearPartPlan {
 pub struct QkNormPlan {
     /// Of queries.
     pub q: NormPlan,
-    /// Of keys.
-    pub k: NormPlan,
+    /// Of keys; `None`: the layer has none of its own.
+    pub k: Option<NormPlan>,
     /// Over each head by itself (Qwen3, Gemma3), or over the whole projection (OLMo2).
     pub per_head: bool,
 }
@@ -53,6 +58,8 @@ pub struct QkNormPlan {
 /// A softmax-attention mixer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionPlan {
+    /// What attends to what.
+    pub attn_type: AttnType,
     /// Query heads.
     pub num_heads: usize,
     /// Key/value heads.
@@ -61,12 +68,14 @@ pub struct AttentionPlan {
     pub head_size: usize,
     /// Factor on q·k.
     pub scale: f32,
-    /// Queries, keys, values, in that order of the output.
+    /// Queries, keys, values, in that order of the output; queries alone where the cache is another layer's.
     pub qkv: LinearPlan,
     /// Output projection.
     pub o: LinearPlan,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNormPlan>,
+    /// Value heads are normed too, without a weight.
+    pub v_norm: bool,
     /// Index into [`ModelPlan::ropes`]; `None`: heads are not rotated.
     pub rope: Option<usize>,
     /// Tokens that a query sees, with its own; `None`: all.
@@ -75,6 +84,9 @@ pub struct AttentionPlan {
     pub logit_soft_cap: Option<f32>,
     /// Name of the tensor with a logit a query head that joins the softmax's denominator: `[num_heads]`.
     pub sinks: Option<String>,
+    /// An earlier mixer, by its place in [`ModelPlan::mixers`], whose keys and values this layer reads instead of
+    /// having its own.
+    pub shares_cache_of: Option<usize>,
     /// Factor on the mixer's output.
     pub output_scale: f32,
 }
@@ -256,6 +268,14 @@ pub struct LayerPlan {
     pub feed_forward: Option<FeedForwardPlan>,
     /// Factor on the feed-forward's output.
     pub feed_forward_scale: f32,
+    /// What follows the feed-forward where the layer has an input of its own.
+    pub per_layer: Option<PerLayerBlockPlan>,
+    /// On the stream itself, once the mixers' output has joined it.
+    pub after_mixer_norm: Option<LayerNormPlan>,
+    /// On the stream itself, once the feed-forward's output has joined it.
+    pub after_ffn_norm: Option<LayerNormPlan>,
+    /// Name of the tensor `[1]` with a factor on the stream that leaves the layer.
+    pub scalar: Option<String>,
 }
 
 impl Default for LayerPlan {
@@ -269,6 +289,10 @@ impl Default for LayerPlan {
             mixers: vec![],
             feed_forward: None,
             feed_forward_scale: 1.0,
+            per_layer: None,
+            after_mixer_norm: None,
+            after_ffn_norm: None,
+            scalar: None,
         }
     }
 }
@@ -284,20 +308,28 @@ pub struct ModelPlan {
     pub vocab_size: usize,
     /// Most positions that the model was made for.
     pub max_position_embeddings: usize,
-    /// Of every RMS norm.
-    pub rms_norm_eps: f32,
+    /// Of every norm.
+    pub norm_eps: f32,
     /// Factor on the embedding.
     pub embedding_scale: f32,
     /// The embedding table.
     pub embedding: String,
+    /// Added to the embedding.
+    pub positions: Option<PositionsPlan>,
+    /// On the embedding, positions included.
+    pub embedding_norm: Option<LayerNormPlan>,
     /// The head; `None`: the embedding table.
     pub lm_head: Option<LinearPlan>,
     /// Before the head.
-    pub final_norm: NormPlan,
+    pub final_norm: Option<NormPlan>,
+    /// How an encoder's hidden states become a vector; `None`: the model generates.
+    pub pooling: Option<Pooling>,
     /// Factor on the logits, before the cap.
     pub logit_scale: f32,
     /// `cap · tanh(logit / cap)`.
     pub final_logit_soft_cap: Option<f32>,
+    /// What is made of the tokens for every layer.
+    pub per_layer_inputs: Option<PerLayerInputsPlan>,
     /// The rotary embeddings that layers refer to.
     pub ropes: Vec<RopePlan>,
     /// The layers.
@@ -330,7 +362,9 @@ impl ModelPlan {
         let mixer = self.mixers().map(|(_, m)| m.activation_width()).max().unwrap_or(0);
         let feed_forward = self.layers.iter().filter_map(|l| l.feed_forward.as_ref());
         let feed_forward = feed_forward.map(FeedForwardPlan::activation_width).max().unwrap_or(0);
-        self.hidden_size.saturating_mul(3).saturating_add(mixer).saturating_add(feed_forward)
+        let per_layer = self.per_layer_inputs.as_ref().map_or(0, |p| p.all().saturating_mul(2));
+        let blocks = mixer.saturating_add(feed_forward).saturating_add(per_layer);
+        self.hidden_size.saturating_mul(3).saturating_add(blocks)
     }
 }
 

@@ -28,6 +28,13 @@ pub enum RopeScaling {
     },
     /// YaRN, by wavelength.
     Yarn(Yarn),
+    /// The first pairs of a head alone turn, as if the whole head did (Gemma 4's `proportional`).
+    Proportional {
+        /// Pairs that turn.
+        pairs: usize,
+        /// Divisor of their frequencies.
+        factor: f64,
+    },
     /// A divisor for each frequency (LongRoPE, arXiv 2402.13753; GGUF's `rope_freqs`), and a factor on
     /// the rotated vectors.
     PerFrequency {
@@ -60,6 +67,9 @@ impl RopePlan {
         match &self.scaling {
             None => {}
             Some(RopeScaling::Linear { factor }) => all.iter_mut().for_each(|f| *f /= factor),
+            Some(RopeScaling::Proportional { pairs, factor }) => {
+                all.iter_mut().enumerate().for_each(|(i, f)| *f = if i < *pairs { *f / factor } else { 0.0 });
+            }
             Some(RopeScaling::PerFrequency { factors, .. }) => {
                 all.iter_mut().zip(factors).for_each(|(f, divisor)| *f /= divisor);
             }

@@ -5,7 +5,10 @@ use headway_engine::runner::{
     StartupReport,
     report::{GroupReport, SuggestionReport},
 };
-use std::io::{Result, Write};
+use std::{
+    collections::BTreeMap,
+    io::{Result, Write},
+};
 
 /// Prints a report.
 pub fn print(out: &mut dyn Write, r: &StartupReport) -> Result<()> {
@@ -85,6 +88,9 @@ fn group(out: &mut dyn Write, groups: &[&GroupReport], g: &GroupReport) -> Resul
         writeln!(out, "  refused  {}: {}", r.backend, r.reasons.join("; "))?;
     }
     writeln!(out, "  cache    {}", cache(&g.kv_cache_spec))?;
+    for (of, readers) in shared(groups) {
+        writeln!(out, "  shared   layers {} read layer {of}'s", runs(&readers))?;
+    }
     if g.kernel_block_size == 0 {
         return Ok(());
     }
@@ -109,6 +115,15 @@ fn group(out: &mut dyn Write, groups: &[&GroupReport], g: &GroupReport) -> Resul
         0 => Ok(()),
         bytes => writeln!(out, "  scratch  {} for all layers of the group", gib(bytes)),
     }
+}
+
+/// Layers whose cache others read, with those others.
+fn shared(groups: &[&GroupReport]) -> BTreeMap<u32, Vec<u32>> {
+    let mut all: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for s in groups.iter().flat_map(|g| &g.shared_caches) {
+        all.entry(s.of).or_default().push(s.layer);
+    }
+    all
 }
 
 /// What a layer's cache holds, in words.

@@ -24,6 +24,9 @@ fn error(dir: &Path, options: &EngineOptions) -> String {
     Embedder::open(dir, options, EmbedOptions::default(), &mut |_, _| ()).err().unwrap().to_string()
 }
 
+/// What a case expects of a pooling.
+type Expected = fn(&EncoderCase) -> &[f64];
+
 fn far(got: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     got.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
@@ -36,7 +39,7 @@ fn the_goldens_alone_and_batched_in_every_pooling() {
     for g in &goldens {
         let dir = testdata::model_dir(&g.model.name).unwrap();
         let ids: Vec<_> = g.cases.iter().map(|c| c.prompt_ids.clone()).collect();
-        let poolings: [(Pooling, fn(&EncoderCase) -> &[f64]); 3] =
+        let poolings: [(Pooling, Expected); 3] =
             [(Pooling::Mean, |c| &c.mean), (Pooling::First, |c| &c.first), (Pooling::Last, |c| &c.last)];
         for (pooling, expected) in poolings {
             for (dtype, tokens, limit) in [

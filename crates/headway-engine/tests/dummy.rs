@@ -58,7 +58,7 @@ fn a_config_alone_runs() {
         let mut engine = LlmEngine::open(dir.path(), &options, &mut |_, _| ()).unwrap();
         assert!(engine.report().warnings.iter().any(|w| w.contains("weights are random")));
         let sampling = SamplingParams { max_tokens: Some(8), ignore_eos: true, ..SamplingParams::greedy() };
-        let request = GenerateRequest { prompt_ids: vec![1, 2, 3], sampling };
+        let request = GenerateRequest { prompt_ids: vec![1, 2, 3], sampling, ..GenerateRequest::default() };
         engine.add(request).unwrap();
         let mut events = vec![];
         while !engine.is_idle() {

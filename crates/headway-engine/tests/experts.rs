@@ -72,7 +72,7 @@ fn same_answers(golden: &TinyGolden, packed: &Path, plain: &Path) {
         let mut engine = UnderTest::open(path, &options("auto")).unwrap();
         assert_eq!(engine.engine.report().warnings, Vec::<String>::new(), "every tensor is used");
         let case = golden.cases.iter().find(|c| c.prompt_ids.len() == 33).unwrap();
-        engine.run(Prompt { ids: &case.prompt_ids, max_new: 8, stop: &[] }).unwrap()
+        engine.run(Prompt { ids: &case.prompt_ids, encoder_ids: &[], max_new: 8, stop: &[] }).unwrap()
     };
     let (packed, plain) = (run(packed), run(plain));
     assert_eq!(packed.ids, plain.ids);
@@ -305,7 +305,8 @@ fn a_gguf_twin_with_stacked_experts() {
     let case = golden.cases.iter().find(|c| c.prompt_ids.len() == 7).unwrap();
     for dtype in ["float32", "auto"] {
         let mut engine = UnderTest::open(&path, &options(dtype)).unwrap();
-        let got = engine.run(Prompt { ids: &case.prompt_ids, max_new: 1, stop: &[] }).unwrap();
+        let got =
+            engine.run(Prompt { ids: &case.prompt_ids, encoder_ids: &[], max_new: 1, stop: &[] }).unwrap();
         let far = got
             .first_logits
             .iter()

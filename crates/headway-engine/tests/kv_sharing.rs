@@ -8,7 +8,7 @@ use headway_testkit::{
     golden::{
         self,
         check::Compute,
-        walk::{self, Generates, Prompt, Table},
+        walk::{self, Generates, Table},
     },
     testdata,
 };
@@ -108,8 +108,7 @@ fn preempted_requests_get_the_same_answers() {
     let golden = goldens.iter().find(|g| g.model.name == MODEL).unwrap();
     let mut long: Vec<_> = golden.cases.iter().filter(|c| c.prompt_ids.len() >= 33).collect();
     long.extend(long.clone());
-    let prompts: Vec<_> =
-        long.iter().map(|c| Prompt { ids: &c.prompt_ids, max_new: c.greedy_ids.len(), stop: &[] }).collect();
+    let prompts: Vec<_> = long.iter().map(|c| c.prompt()).collect();
     let roomy = EngineOptions { no_prefix_caching: true, ..options("float32") };
     let mut first = UnderTest::open(&dir, &roomy).unwrap();
     let memory = &first.engine.report().memory;

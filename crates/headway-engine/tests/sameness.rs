@@ -28,7 +28,11 @@ fn requests() -> Vec<GenerateRequest> {
         ignore_eos: true,
         ..SamplingParams::default()
     };
-    let one = |(i, n): (usize, usize)| GenerateRequest { prompt_ids: prompt(i, n), sampling: sampling(i) };
+    let one = |(i, n): (usize, usize)| GenerateRequest {
+        prompt_ids: prompt(i, n),
+        sampling: sampling(i),
+        ..GenerateRequest::default()
+    };
     lengths.into_iter().enumerate().map(one).collect()
 }
 

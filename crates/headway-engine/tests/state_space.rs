@@ -81,7 +81,7 @@ fn answers(engine: &mut LlmEngine, prompts: &[Vec<u32>], more: usize) -> Vec<(Ve
     let add = |p: &Vec<u32>| {
         let sampling =
             SamplingParams { max_tokens: Some(more), ignore_eos: true, ..SamplingParams::greedy() };
-        engine.add(GenerateRequest { prompt_ids: p.clone(), sampling }).unwrap()
+        engine.add(GenerateRequest { prompt_ids: p.clone(), sampling, ..GenerateRequest::default() }).unwrap()
     };
     let ids: Vec<RequestId> = prompts.iter().map(add).collect();
     let (mut events, mut said) = (vec![], HashMap::new());
@@ -177,7 +177,9 @@ fn groups_of_states_build_once_and_swap_the_table() {
     let mut events = vec![];
     for i in 0..3 {
         let sampling = SamplingParams { max_tokens: Some(5), ignore_eos: true, ..SamplingParams::greedy() };
-        engine.add(GenerateRequest { prompt_ids: prompt(50, i), sampling }).unwrap();
+        engine
+            .add(GenerateRequest { prompt_ids: prompt(50, i), sampling, ..GenerateRequest::default() })
+            .unwrap();
     }
     let mut steps = 0;
     while !engine.is_idle() {

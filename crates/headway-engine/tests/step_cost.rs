@@ -93,7 +93,7 @@ fn measure(model: &Path) -> Cost {
     for i in 0..4u32 {
         let prompt_ids: Vec<u32> = (0..20).map(|t| (t * 7 + i) % 500).collect();
         let sampling = SamplingParams { max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
-        engine.add(GenerateRequest { prompt_ids, sampling }).unwrap();
+        engine.add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() }).unwrap();
     }
     let (mut events, mut allocations, mut steps) = (Vec::with_capacity(64), vec![], 0);
     while !engine.is_idle() {

@@ -223,6 +223,8 @@ impl Embedder {
                 needs_logits: false,
                 remaining_tokens: 0,
                 num_cached_tokens: 0,
+                encoder_len: 0,
+                encoder_range: 0..0,
             });
         }
         let states = self.runner.encode(&plan).map_err(StepError::from)?;

@@ -80,7 +80,21 @@ impl LlmEngine {
     fn check(&self, request: &GenerateRequest) -> Result<usize, RequestError> {
         request.sampling.validate()?;
         let vocab_size = self.runner.vocab_size();
-        if let Some(&id) = request.prompt_ids.iter().find(|id| **id as usize >= vocab_size) {
+        let tokens = request.encoder_ids.len();
+        let why = match (self.runner.max_encoder_tokens(), tokens) {
+            (None, 0) => None,
+            (None, _) => Some("the model has no encoder; leave it out".to_owned()),
+            (Some(_), 0) => {
+                Some("the model's decoder attends to its encoder's input; give at least one token".into())
+            }
+            (Some(most), n) if n > most => Some(format!("the encoder takes at most {most}; shorten it")),
+            (Some(_), _) => None,
+        };
+        if let Some(why) = why {
+            return Err(RequestError::EncoderInput { tokens, why });
+        }
+        let mut ids = request.prompt_ids.iter().chain(&request.encoder_ids);
+        if let Some(&id) = ids.find(|id| **id as usize >= vocab_size) {
             return Err(RequestError::IdOutOfRange { id, vocab_size });
         }
         let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len());
@@ -136,7 +150,8 @@ impl Engine for LlmEngine {
     fn add(&mut self, request: GenerateRequest) -> Result<RequestId, RequestError> {
         let max_tokens = self.check(&request)?;
         let session = Session::new(&request, self.tokenizer.as_ref())?;
-        let id = self.scheduler.add(NewRequest::new(request.prompt_ids, max_tokens))?;
+        let new = NewRequest::new(request.prompt_ids, max_tokens);
+        let id = self.scheduler.add(NewRequest { encoder_ids: request.encoder_ids, ..new })?;
         self.sessions.insert(id, session);
         Ok(id)
     }

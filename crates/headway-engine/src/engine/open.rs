@@ -86,6 +86,8 @@ fn policy(spec: &KvCacheSpec) -> KvGroupPolicy {
             KvGroupPolicy::chunked_local(block_size, *attention_chunk_size)
         }
         KvCacheSpec::Mamba(_) => KvGroupPolicy::state(),
+        KvCacheSpec::Cross(_) => KvGroupPolicy::encoded(block_size),
+        KvCacheSpec::EncoderOnly(_) => KvGroupPolicy::nothing(),
         other => match other.sliding_window() {
             Some(window) => KvGroupPolicy::sliding_window(block_size, window),
             None => KvGroupPolicy::full(block_size),

@@ -9,8 +9,10 @@ use crate::{
 /// One request.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateRequest {
-    /// The prompt's token ids, as they go in.
+    /// The prompt's token ids, as they go in: of models with an encoder, the decoder's.
     pub prompt_ids: Vec<u32>,
+    /// What the encoder reads, of models that have one; else empty.
+    pub encoder_ids: Vec<u32>,
     /// How tokens are chosen and when the answer ends.
     pub sampling: SamplingParams,
 }
@@ -34,6 +36,14 @@ pub enum RequestError {
     /// Stop strings without a tokenizer.
     #[error("--stop needs a tokenizer, and this model came without one; use stop token ids instead")]
     StopWithoutTokenizer,
+    /// An input for an encoder that isn't there, or none for one that is, or one too long for it.
+    #[error("encoder input of {tokens} tokens: {why}")]
+    EncoderInput {
+        /// Its length.
+        tokens: usize,
+        /// What is wrong, and what to do.
+        why: String,
+    },
     /// A prompt id that the model doesn't have.
     #[error("prompt id {id} is outside the vocabulary of {vocab_size}; ids go from 0 to {}", vocab_size - 1)]
     IdOutOfRange {

@@ -65,7 +65,7 @@ impl KvCacheManager {
             policy.check(index)?;
         }
         // States have no blocks that a prefix could end at; without prefix caching nothing asks.
-        let tokens = groups.iter().filter(|g| g.kind != KvGroupKind::State);
+        let tokens = groups.iter().filter(|g| g.kind != KvGroupKind::State && g.grows());
         let sizes: Vec<usize> = tokens.map(|g| g.block_size).collect();
         if prefix_caching && sizes.len() < groups.len() {
             return Err(KvError::PrefixCachingBesideState);
@@ -152,14 +152,14 @@ impl KvCacheManager {
         let mut missing = 0;
         for (table, policy) in pages.tables.iter_mut().zip(&self.groups) {
             table.drop_unreadable(&mut self.pool, policy, num_computed);
-            missing += table.missing(policy, total);
+            missing += table.missing(policy, total, pages.encoder_tokens);
         }
         if missing > self.pool.num_free() {
             return Ok(false);
         }
         for (table, policy) in pages.tables.iter_mut().zip(&self.groups) {
             let fresh = std::iter::from_fn(|| self.pool.take());
-            table.blocks.extend(fresh.take(table.missing(policy, total)));
+            table.blocks.extend(fresh.take(table.missing(policy, total, pages.encoder_tokens)));
         }
         Ok(true)
     }
@@ -180,7 +180,8 @@ impl KvCacheManager {
             return Err(KvError::Backwards { request, had: pages.num_computed, asked: num_computed });
         }
         let with_pages = |(t, p): (&GroupTable, &KvGroupPolicy)| t.blocks.len().saturating_mul(p.block_size);
-        let room = pages.tables.iter().zip(&self.groups).map(with_pages).min().unwrap_or(0);
+        let growing = pages.tables.iter().zip(&self.groups).filter(|(_, p)| p.grows());
+        let room = growing.map(with_pages).min().unwrap_or(0);
         for (have, what) in [(room, "fit its pages"), (tokens.len(), "tokens were given")] {
             if num_computed > have {
                 return Err(KvError::BeyondPages { request, claimed: num_computed, have, what });
@@ -225,7 +226,11 @@ impl KvCacheManager {
         let revived = prefix.tables.iter().flatten().filter(held).count();
         let known = prefix.tables.iter().map(Vec::len).chain(std::iter::repeat(0));
         let fresh = self.groups.iter().zip(known).map(|(policy, known)| {
-            policy.blocks_for(num_tokens).saturating_sub(known).min(policy.peak_pages(num_tokens, max_chunk))
+            let peak = match policy.grows() {
+                true => policy.peak_pages(num_tokens, max_chunk),
+                false => usize::MAX,
+            };
+            policy.pages(num_tokens, prefix.encoder_tokens).saturating_sub(known).min(peak)
         });
         revived + fresh.sum::<usize>()
     }
@@ -234,7 +239,11 @@ impl KvCacheManager {
     pub fn pages_outstanding(&self, request: RequestId, num_tokens: usize, max_chunk: usize) -> usize {
         let Some(pages) = self.requests.get(&request) else { return self.peak_pages(num_tokens, max_chunk) };
         let still = |(t, p): (&GroupTable, &KvGroupPolicy)| {
-            p.peak_pages(num_tokens, max_chunk).saturating_sub(t.live()).min(t.missing(p, num_tokens))
+            p.peak_pages(num_tokens, max_chunk).saturating_sub(t.live()).min(t.missing(
+                p,
+                num_tokens,
+                pages.encoder_tokens,
+            ))
         };
         pages.tables.iter().zip(&self.groups).map(still).sum()
     }
@@ -248,7 +257,14 @@ impl KvCacheManager {
     /// tokens are computed a step; 0 when not even one token fits, `usize::MAX` when no length is too much (every
     /// group looks back only so far).
     pub fn max_request_tokens(&self, max_chunk: usize) -> usize {
-        let fits = |tokens: usize| self.peak_pages(tokens, max_chunk) <= self.pool.capacity();
+        self.max_request_tokens_beside(0, max_chunk)
+    }
+
+    /// As [`Self::max_request_tokens`], for requests with an encoder's input of so many tokens.
+    pub fn max_request_tokens_beside(&self, encoder_tokens: usize, max_chunk: usize) -> usize {
+        let encoded = self.groups.iter().filter(|g| !g.grows()).map(|g| g.pages(0, encoder_tokens)).sum();
+        let Some(capacity) = self.pool.capacity().checked_sub(encoded) else { return 0 };
+        let fits = |tokens: usize| self.peak_pages(tokens, max_chunk) <= capacity;
         if fits(usize::MAX) {
             return usize::MAX;
         }
@@ -298,7 +314,7 @@ impl KvCacheManager {
 
     /// Turns a prefix into a request's tables, one more owner for each of its pages.
     fn adopt(&mut self, prefix: CachedPrefix) -> RequestPages {
-        let num_computed = prefix.num_tokens;
+        let (num_computed, encoder_tokens) = (prefix.num_tokens, prefix.encoder_tokens);
         let mut tables = prefix.tables;
         tables.resize(self.groups.len(), Vec::new());
         for id in tables.iter().flatten().filter(|id| **id != NULL_BLOCK) {
@@ -307,7 +323,7 @@ impl KvCacheManager {
         let tables = tables.into_iter().zip(&self.groups);
         let tables =
             tables.map(|(blocks, policy)| GroupTable::from_prefix(policy, blocks, num_computed)).collect();
-        RequestPages { tables, num_computed }
+        RequestPages { tables, num_computed, encoder_tokens }
     }
 
     fn count(&mut self, prefix: &CachedPrefix, admission: Admission) {

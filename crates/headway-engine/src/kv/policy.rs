@@ -23,6 +23,12 @@ pub enum KvGroupKind {
     /// A state of fixed size instead of keys and values: one page a request, whatever its length. A later
     /// request with the same beginning can't use it, so prefixes aren't cached beside such a group.
     State,
+    /// Keys and values of an encoder's tokens, for cross-attention: pages for all of them from admission on, however
+    /// long the request becomes. Another request's encoder read something else, so prefixes aren't cached beside
+    /// such a group.
+    Encoded,
+    /// Nothing: layers without a cache.
+    Nothing,
 }
 
 /// The rules by which the pages of one KV cache group are handed out, shared and given back.
@@ -55,10 +61,33 @@ impl KvGroupPolicy {
         Self { block_size: usize::MAX, kind: KvGroupKind::State }
     }
 
+    /// A group whose layers keep an encoder's tokens.
+    pub const fn encoded(block_size: usize) -> Self {
+        Self { block_size, kind: KvGroupKind::Encoded }
+    }
+
+    /// A group whose layers keep nothing.
+    pub const fn nothing() -> Self {
+        Self { block_size: usize::MAX, kind: KvGroupKind::Nothing }
+    }
+
+    /// Pages that a request of so many tokens, with an encoder's input of so many, has in all.
+    pub(super) const fn pages(&self, num_tokens: usize, encoder_tokens: usize) -> usize {
+        match self.kind {
+            KvGroupKind::Encoded => encoder_tokens.div_ceil(self.block_size),
+            _ => self.blocks_for(num_tokens),
+        }
+    }
+
+    /// Whether pages go with the request's own tokens.
+    pub(super) const fn grows(&self) -> bool {
+        !matches!(self.kind, KvGroupKind::Encoded | KvGroupKind::Nothing)
+    }
+
     /// The first position that a query at `position` reads. It never decreases with `position`.
     pub const fn first_readable(&self, position: usize) -> usize {
         match self.kind {
-            KvGroupKind::Full | KvGroupKind::State => 0,
+            KvGroupKind::Full | KvGroupKind::State | KvGroupKind::Encoded | KvGroupKind::Nothing => 0,
             KvGroupKind::SlidingWindow { window } => (position + 1).saturating_sub(window),
             KvGroupKind::ChunkedLocal { chunk } => position / chunk * chunk,
         }
@@ -66,6 +95,9 @@ impl KvGroupPolicy {
 
     /// Blocks that hold `num_tokens` tokens.
     pub const fn blocks_for(&self, num_tokens: usize) -> usize {
+        if !self.grows() {
+            return 0;
+        }
         num_tokens.div_ceil(self.block_size)
     }
 
@@ -74,7 +106,9 @@ impl KvGroupPolicy {
     pub fn peak_pages(&self, num_tokens: usize, max_chunk: usize) -> usize {
         let all = self.blocks_for(num_tokens);
         let lookback = match self.kind {
-            KvGroupKind::Full | KvGroupKind::State => return all,
+            KvGroupKind::Full | KvGroupKind::State | KvGroupKind::Encoded | KvGroupKind::Nothing => {
+                return all;
+            }
             KvGroupKind::SlidingWindow { window } => window - 1,
             KvGroupKind::ChunkedLocal { chunk } => chunk - 1,
         };

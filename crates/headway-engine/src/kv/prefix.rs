@@ -17,6 +17,8 @@ pub struct CachedPrefix {
     pub(super) queried: usize,
     /// For each group the block table of the prefix; entries that nobody will read are the null block.
     pub(super) tables: Vec<Vec<u32>>,
+    /// Tokens of the encoder's input that the request brings with it.
+    pub(super) encoder_tokens: usize,
     /// Every page of the tables with what it was found by, so that an eviction in between is noticed.
     pub(super) keys: Vec<(u32, PageKey)>,
 }
@@ -25,6 +27,12 @@ impl CachedPrefix {
     /// A prefix of nothing, for a request that must not use the cache.
     pub fn none() -> Self {
         Self::default()
+    }
+
+    /// For a request that attends to an encoder's input of so many tokens.
+    #[must_use]
+    pub fn with_encoder_tokens(self, encoder_tokens: usize) -> Self {
+        Self { encoder_tokens, ..self }
     }
 
     /// Length in tokens.

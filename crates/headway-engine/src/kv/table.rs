@@ -23,6 +23,8 @@ pub(super) struct RequestPages {
     pub(super) tables: Vec<GroupTable>,
     /// Tokens whose keys and values are in the pages.
     pub(super) num_computed: usize,
+    /// Tokens of its encoder's input.
+    pub(super) encoder_tokens: usize,
 }
 
 impl GroupTable {
@@ -33,9 +35,9 @@ impl GroupTable {
         Self { blocks, first_live, num_filed }
     }
 
-    /// Pages that must be added to reach `num_tokens` tokens.
-    pub(super) fn missing(&self, policy: &KvGroupPolicy, num_tokens: usize) -> usize {
-        policy.blocks_for(num_tokens).saturating_sub(self.blocks.len())
+    /// Pages that must be added to reach `num_tokens` tokens and hold an encoder's.
+    pub(super) fn missing(&self, policy: &KvGroupPolicy, num_tokens: usize, encoder_tokens: usize) -> usize {
+        policy.pages(num_tokens, encoder_tokens).saturating_sub(self.blocks.len())
     }
 
     /// Pages held.

@@ -94,13 +94,15 @@ fn tensors(plan: &ModelPlan) -> HashMap<String, Fill> {
     plan.lm_head.iter().for_each(|l| linear(&mut out, l));
     plan.final_norm.iter().for_each(|n| norm(&mut out, n, h));
     plan.embedding_norm.iter().for_each(|n| layer_norm(&mut out, n, h));
-    if let Some(p) = &plan.positions {
+    let encoder = plan.encoder.as_deref();
+    encoder.iter().for_each(|e| layer_norm(&mut out, &e.embedding_norm, h));
+    for p in plan.positions.iter().chain(encoder.map(|e| &e.positions)) {
         out.insert(p.weight.clone(), Fill::Random { rows: p.rows, cols: h });
         if let Some((name, rows)) = &p.types {
             out.insert(name.clone(), Fill::Random { rows: *rows, cols: h });
         }
     }
-    for layer in &plan.layers {
+    for layer in plan.layers.iter().chain(encoder.iter().flat_map(|e| &e.layers)) {
         let norms =
             [&layer.pre_mixer_norm, &layer.post_mixer_norm, &layer.pre_ffn_norm, &layer.post_ffn_norm];
         norms.into_iter().flatten().for_each(|n| norm(&mut out, n, h));
@@ -147,6 +149,7 @@ fn mixer(out: &mut HashMap<String, Fill>, plan: &MixerPlan) {
             }
         }
         MixerPlan::StateSpace(m) => state_space(out, m),
+        MixerPlan::Cross(a) => [&a.q, &a.kv, &a.o].into_iter().for_each(|l| linear(out, l)),
     }
 }
 

@@ -1,20 +1,28 @@
 //! Step inputs: from the scheduler's plan to token ids, positions, lengths, block tables and slot
 //! mappings, in buffers that live as long as the model.
 
-use crate::models::decoder::DecoderInput;
+use crate::models::decoder::{DecoderInput, EncoderInput};
 use crate::scheduler::{RequestId, StepPlan};
 use headway_attention::{
     AttentionError, Causal, CommonAttentionMetadata, KvCacheSpec, Result, StepInputs,
     group::kv::block_table::{SKIP_SLOT, slot},
 };
-use headway_tensor::{Exec, Persistent, View};
-use std::sync::Arc;
+use headway_tensor::{Dual, Exec, Persistent, View};
+use std::{ops::Range, sync::Arc};
 
 /// What a step's forward pass reads besides metadata.
 pub(super) struct TokenInputs {
     pub token_ids: View<i32>,
     pub positions: View<i32>,
     pub logits_rows: View<i32>,
+    /// What the encoder reads in this step.
+    pub encoder: Option<EncoderTokens>,
+}
+
+/// Tokens of the encoder's inputs, and the position of each in its input.
+pub(super) struct EncoderTokens {
+    token_ids: View<i32>,
+    positions: View<i32>,
 }
 
 impl TokenInputs {
@@ -24,6 +32,10 @@ impl TokenInputs {
             token_ids: &self.token_ids,
             positions: &self.positions,
             logits_rows: &self.logits_rows,
+            encoder: self
+                .encoder
+                .as_ref()
+                .map(|e| EncoderInput { token_ids: &e.token_ids, positions: &e.positions }),
         }
     }
 }
@@ -35,13 +47,42 @@ pub(super) struct InputBuffers {
     logits_rows: Persistent<i32>,
     query_start_loc: Persistent<i32>,
     seq_lens: Persistent<i32>,
+    /// Where decoders attend to an encoder.
+    encoder: Option<EncoderBuffers>,
     groups: Vec<GroupBuffers>,
+}
+
+/// Inputs of the encoder, and what cross-attention sees of them.
+struct EncoderBuffers {
+    token_ids: Persistent<i32>,
+    positions: Persistent<i32>,
+    query_start_loc: Persistent<i32>,
+    seq_lens: Persistent<i32>,
+    /// Of every request of the step.
+    all_seq_lens: Persistent<i32>,
+}
+
+/// A step's inputs by what groups attend to.
+struct StepParts {
+    decoder: Arc<StepInputs>,
+    /// The encoder's own batch, and the decoder's over the encoder's tokens.
+    encoder: Option<(Arc<StepInputs>, Arc<StepInputs>)>,
+}
+
+/// What the layers of a KV cache group keep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    /// Keys and values of the request's tokens.
+    Tokens,
+    /// Of its encoder's tokens.
+    Encoded,
+    /// Nothing: an encoder's layers, which see both ways.
+    Nothing,
 }
 
 struct GroupBuffers {
     block_size: usize,
-    /// Whether its layers keep keys and values: an encoder's don't, and see both ways.
-    has_cache: bool,
+    keeps: Keeps,
     block_table: Persistent<i32>,
     slot_mapping: Persistent<i64>,
 }
@@ -60,7 +101,11 @@ impl InputBuffers {
             .map(|spec| (spec, spec.block_size()))
             .map(|(spec, block_size)| GroupBuffers {
                 block_size,
-                has_cache: !matches!(spec, KvCacheSpec::EncoderOnly(_)),
+                keeps: match spec {
+                    KvCacheSpec::EncoderOnly(_) => Keeps::Nothing,
+                    KvCacheSpec::Cross(_) => Keeps::Encoded,
+                    _ => Keeps::Tokens,
+                },
                 block_table: Persistent::new(cx, max_num_reqs * max_model_len.div_ceil(block_size)),
                 slot_mapping: Persistent::new(cx, max_num_tokens),
             })
@@ -71,6 +116,13 @@ impl InputBuffers {
             logits_rows: Persistent::new(cx, max_num_reqs),
             query_start_loc: Persistent::new(cx, max_num_reqs + 1),
             seq_lens: Persistent::new(cx, max_num_reqs),
+            encoder: specs.iter().any(|s| matches!(s, KvCacheSpec::Cross(_))).then(|| EncoderBuffers {
+                token_ids: Persistent::new(cx, max_num_tokens),
+                positions: Persistent::new(cx, max_num_tokens),
+                query_start_loc: Persistent::new(cx, max_num_reqs + 1),
+                seq_lens: Persistent::new(cx, max_num_reqs),
+                all_seq_lens: Persistent::new(cx, max_num_reqs),
+            }),
             groups,
         }
     }
@@ -113,15 +165,62 @@ impl InputBuffers {
             o.iter_mut().zip(reqs).for_each(|(o, r)| *o = r.seq_len() as i32);
         });
         let bound = reqs.iter().map(|r| r.seq_len() as i32).collect();
+        let (encoder, encoded) = match &mut self.encoder {
+            None => (None, None),
+            Some(e) => {
+                let (tokens, own) = e.write(cx, plan)?;
+                (tokens, Some((own, e.seen(cx, plan, query_start_loc.clone())?)))
+            }
+        };
         let mut inputs = StepInputs::new(query_start_loc, seq_lens, bound)?;
         inputs.positions = Some(positions.clone());
         inputs.is_prefilling = Some(reqs.iter().map(|r| r.is_prefilling).collect());
-        let inputs = Arc::new(inputs);
+        let parts = StepParts { decoder: Arc::new(inputs), encoder: encoded };
         commons.clear();
         for (index, group) in self.groups.iter_mut().enumerate() {
-            commons.push(group.write(cx, plan, &inputs, |id| table(id, index))?);
+            commons.push(group.write(cx, plan, &parts, |id| table(id, index))?);
         }
-        Ok(TokenInputs { token_ids, positions, logits_rows })
+        Ok(TokenInputs { token_ids, positions, logits_rows, encoder })
+    }
+}
+
+impl EncoderBuffers {
+    /// The inputs that begin in this step, and the encoder's batch of them.
+    fn write(&mut self, cx: &dyn Exec, plan: &StepPlan) -> Result<(Option<EncoderTokens>, Arc<StepInputs>)> {
+        let begin: Vec<&Range<usize>> =
+            plan.requests.iter().map(|r| &r.encoder_range).filter(|r| !r.is_empty()).collect();
+        let (n, lens) = (plan.encoder_ids.len(), begin.iter().map(|r| r.len() as i32));
+        let token_ids = self.token_ids.write(cx, n, |o| {
+            o.iter_mut().zip(&plan.encoder_ids).for_each(|(o, &t)| *o = t as i32);
+        });
+        let positions = self.positions.write(cx, n, |o| {
+            for r in &begin {
+                o[(*r).clone()].iter_mut().enumerate().for_each(|(i, p)| *p = i as i32);
+            }
+        });
+        let starts = self.query_start_loc.write_dual(cx, begin.len() + 1, |o| {
+            o[0] = 0;
+            o[1..].iter_mut().zip(&begin).for_each(|(o, r)| *o = r.end as i32);
+        });
+        let seq_lens = self.seq_lens.write(cx, begin.len(), |o| {
+            o.iter_mut().zip(lens.clone()).for_each(|(o, n)| *o = n);
+        });
+        let inputs = StepInputs::new(starts, seq_lens, lens.collect())?;
+        Ok(((n > 0).then_some(EncoderTokens { token_ids, positions }), Arc::new(inputs)))
+    }
+
+    /// The decoder's batch over its encoder's tokens.
+    fn seen(
+        &mut self,
+        cx: &dyn Exec,
+        plan: &StepPlan,
+        query_start_loc: Dual<i32>,
+    ) -> Result<Arc<StepInputs>> {
+        let lens = || plan.requests.iter().map(|r| r.encoder_len as i32);
+        let seq_lens = self.all_seq_lens.write(cx, plan.requests.len(), |o| {
+            o.iter_mut().zip(lens()).for_each(|(o, n)| *o = n);
+        });
+        Ok(Arc::new(StepInputs::new(query_start_loc, seq_lens, lens().collect())?))
     }
 }
 
@@ -130,12 +229,18 @@ impl GroupBuffers {
         &mut self,
         cx: &dyn Exec,
         plan: &StepPlan,
-        inputs: &Arc<StepInputs>,
+        parts: &StepParts,
         table: impl Fn(RequestId) -> Option<&'t [u32]>,
     ) -> Result<CommonAttentionMetadata> {
-        if !self.has_cache {
+        let keeps = self.keeps;
+        let inputs = match (keeps, &parts.encoder) {
+            (Keeps::Nothing, Some((own, _))) => own,
+            (Keeps::Encoded, Some((_, seen))) => seen,
+            _ => &parts.decoder,
+        };
+        if keeps == Keeps::Nothing {
             let table = self.block_table.write_dual(cx, 0, |_| ());
-            let slots = self.slot_mapping.write(cx, plan.num_tokens(), |o| o.fill(SKIP_SLOT));
+            let slots = self.slot_mapping.write(cx, inputs.num_actual_tokens, |o| o.fill(SKIP_SLOT));
             let mut common = CommonAttentionMetadata::new(inputs.clone(), table, 0, slots)?;
             common.causal_override = Some(Causal::All(false));
             return Ok(common);
@@ -147,7 +252,8 @@ impl GroupBuffers {
         let mut error = None;
         let block_table = self.block_table.write_dual(cx, plan.requests.len() * stride, |o| {
             for (row, r) in o.chunks_exact_mut(stride.max(1)).zip(&plan.requests) {
-                let used = r.seq_len().div_ceil(size);
+                let kept = if keeps == Keeps::Encoded { r.encoder_len } else { r.seq_len() };
+                let used = kept.div_ceil(size);
                 match table(r.id).and_then(|t| t.get(..used)) {
                     Some(blocks) => {
                         row.iter_mut().zip(blocks).for_each(|(o, &b)| *o = b as i32);
@@ -161,11 +267,28 @@ impl GroupBuffers {
             return Err(e);
         }
         let blocks = block_table.host();
+        let row = |i: usize| &blocks[i * stride..(i + 1) * stride];
+        if keeps == Keeps::Encoded {
+            let encoded = plan.encoder_ids.len();
+            let slots = self.slot_mapping.write(cx, encoded.max(inputs.num_actual_tokens), |o| {
+                o.fill(SKIP_SLOT);
+                for (i, r) in plan.requests.iter().enumerate() {
+                    for (t, o) in o[r.encoder_range.clone()].iter_mut().enumerate() {
+                        *o = slot(row(i), size, t).unwrap_or(SKIP_SLOT);
+                    }
+                }
+            });
+            let mut common =
+                CommonAttentionMetadata::new(inputs.clone(), block_table.clone(), stride, slots.clone())?;
+            // Keys and values come from the encoder's tokens of this step, not from the decoder's.
+            common.slot_mapping = slots.slice(0..encoded);
+            common.causal_override = Some(Causal::All(false));
+            return Ok(common);
+        }
         let slot_mapping = self.slot_mapping.write(cx, plan.num_tokens(), |o| {
             for (i, r) in plan.requests.iter().enumerate() {
-                let row = &blocks[i * stride..(i + 1) * stride];
                 for (t, o) in o[r.token_range.clone()].iter_mut().enumerate() {
-                    *o = slot(row, size, r.num_computed_tokens + t).unwrap_or(SKIP_SLOT);
+                    *o = slot(row(i), size, r.num_computed_tokens + t).unwrap_or(SKIP_SLOT);
                 }
             }
         });

@@ -161,6 +161,7 @@ mod tests {
             per_layer_inputs: None,
             ropes: vec![rope],
             layers: vec![],
+            encoder: None,
         }
     }
 

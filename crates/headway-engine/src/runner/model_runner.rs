@@ -96,6 +96,11 @@ impl ModelRunner {
         &self.groups
     }
 
+    /// The most tokens that the model's encoder takes; `None`: it has none for a decoder to attend to.
+    pub fn max_encoder_tokens(&self) -> Option<usize> {
+        self.decoder.plan().encoder.as_ref().map(|e| e.max_tokens)
+    }
+
     /// Rows of the vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.decoder.plan().vocab_size

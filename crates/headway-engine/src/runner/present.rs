@@ -61,7 +61,7 @@ pub(super) fn report(
     let request = RequestLimits {
         max_model_len: limits.max_model_len,
         max_in_flight_tokens: limits.max_num_tokens,
-        max_encoder_tokens: 0,
+        max_encoder_tokens: plan.encoder.as_ref().map_or(0, |e| e.max_tokens),
         dcp_size: 1,
     };
     // Without context parallelism no cache refuses these limits.
@@ -74,7 +74,7 @@ pub(super) fn report(
 
 /// Architecture, layers, and experts where there are any.
 fn described(plan: &ModelPlan) -> String {
-    let mut text = format!("{}, {} layers", plan.architecture, plan.layers.len());
+    let mut text = format!("{}, {} layers", plan.architecture, plan.num_layers());
     if let Some(l) = plan.expert_limits() {
         let count = plan.experts().count();
         text += &format!(", {} of {} experts a token in {count} of them", l.top_k, l.experts);
@@ -225,13 +225,10 @@ pub(crate) fn block_size(r: &mut StartupReport, asked: Option<usize>, blocks: &B
 }
 
 /// Whether prefixes are cached, and why not.
-pub(super) fn prefix_caching(r: &mut StartupReport, o: &EngineOptions, states: bool) {
+pub(super) fn prefix_caching(r: &mut StartupReport, o: &EngineOptions, unshared: Option<&str>) {
     let asked = o.no_prefix_caching.then(|| "false".to_owned());
-    let why = match states {
-        true => "layers with a state keep the running one alone, which covers more than a shared beginning",
-        false => "the default",
-    };
-    r.option("prefix_caching", asked, !o.no_prefix_caching && !states, why);
+    let in_force = !o.no_prefix_caching && unshared.is_none();
+    r.option("prefix_caching", asked, in_force, unshared.unwrap_or("the default"));
 }
 
 /// What is known once everything is allocated.

@@ -13,7 +13,7 @@ use crate::{
     loading::ModelFiles,
     models::{
         Decoder, ModelError, ModelPlan, arch,
-        decoder::{DecoderInput, Kernels, StepLimits, WeightDType},
+        decoder::{DecoderInput, EncoderInput, Kernels, StepLimits, WeightDType},
         needs::LayerNeeds,
     },
     options::{DTypeOption, EngineOptions, LoadFormat},
@@ -103,7 +103,8 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     limits.fit(&plan, memory::available_bytes())?;
     fit_made_weights(files, options, memory::available_bytes())?;
     let caches = setting.caches(&layers, &selections, blocks.in_force, limits.max_model_len);
-    let cache = plan_cache(&caches, &limits, options, files.checkpoint.total_bytes())?;
+    let rows = Limits { max_model_len: longest(&plan, &limits), ..limits };
+    let cache = plan_cache(&caches, &rows, options, files.checkpoint.total_bytes())?;
     let mut configs = HashMap::new();
     for s in &selections {
         let name = s.backend.rules().name.to_string();
@@ -111,11 +112,19 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         configs.insert(name, s.backend.parse_config(table)?);
     }
     // A state at the end of a prompt is no state at the end of a shared beginning.
-    let states = cache.kv_cache_groups.iter().any(|g| matches!(g.spec, KvCacheSpec::Mamba(_)));
-    let prefix_caching = !options.no_prefix_caching && !states;
+    let has = |f: fn(&KvCacheSpec) -> bool| cache.kv_cache_groups.iter().any(|g| f(&g.spec));
+    // Nor are keys and values of a decoder that read another input.
+    let unshared = if has(|s| matches!(s, KvCacheSpec::Mamba(_))) {
+        Some("layers with a state keep the running one alone, which covers more than a shared beginning")
+    } else if has(|s| matches!(s, KvCacheSpec::Cross(_))) {
+        Some("what a decoder keeps of a beginning depends on its encoder's input")
+    } else {
+        None
+    };
+    let prefix_caching = !options.no_prefix_caching && unshared.is_none();
     let mut report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
     present::block_size(&mut report, options.block_size, &blocks);
-    present::prefix_caching(&mut report, options, states);
+    present::prefix_caching(&mut report, options, unshared);
     Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, report })
 }
 
@@ -200,6 +209,11 @@ fn layer_kernel(
     Ok(backend.layer(args, &decided.configs[&*backend.rules().name])?)
 }
 
+/// The longest row of a block table, in tokens: a request's, or its encoder's input.
+fn longest(plan: &ModelPlan, limits: &Limits) -> usize {
+    plan.encoder.as_ref().map_or(0, |e| e.max_tokens).max(limits.max_model_len)
+}
+
 /// Builders, cache and input buffers around a loaded decoder.
 fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<ModelRunner, StartupError> {
     let cx = &*device.ops;
@@ -219,7 +233,7 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;
     let specs: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect();
     let l = &decided.limits;
-    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, l.max_model_len, &specs);
+    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, longest(&decided.plan, l), &specs);
     let mut report = decided.report.clone();
     present::finish(&mut report, &groups, &decoder, kv.bytes());
     Ok(ModelRunner {
@@ -241,7 +255,8 @@ impl ModelRunner {
     fn profile_run(&mut self, decided: &Decided) -> Result<(), StartupError> {
         let step = StepMetadata::profile_run(decided.cache.group_of_layer.clone(), self.groups.len(), 1);
         let zero = View::from_vec(vec![0]);
-        let input = DecoderInput { token_ids: &zero, positions: &zero, logits_rows: &zero };
+        let encoder = Some(EncoderInput { token_ids: &zero, positions: &zero });
+        let input = DecoderInput { token_ids: &zero, positions: &zero, logits_rows: &zero, encoder };
         match self.decoder.plan().pooling {
             None => self.decoder.forward(&*self.ops, &input, &step, &mut self.kv)?,
             Some(_) => self.decoder.encode(&*self.ops, &input, &step, &mut self.kv)?,

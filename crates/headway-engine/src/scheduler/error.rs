@@ -7,6 +7,16 @@ use crate::kv::KvError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchedulerError {
+    /// An encoder reads its input in one step.
+    #[error(
+        "the encoder's input has {encoder_tokens} tokens, and one step takes {max_num_batched_tokens}; raise --max-num-batched-tokens to {encoder_tokens}"
+    )]
+    EncoderInputTooLong {
+        /// Its length.
+        encoder_tokens: usize,
+        /// The limit.
+        max_num_batched_tokens: usize,
+    },
     /// A limit of 0.
     #[error("{option} must be at least 1, got 0")]
     ZeroLimit {

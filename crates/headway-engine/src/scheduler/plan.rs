@@ -42,6 +42,11 @@ pub struct ScheduledRequest {
     pub remaining_tokens: usize,
     /// Prompt tokens that were found in the prefix cache at the first admission.
     pub num_cached_tokens: usize,
+    /// Tokens of the encoder's input that the request attends to; 0 without an encoder.
+    pub encoder_len: usize,
+    /// Where they stand in [`StepPlan::encoder_ids`] in the step that encodes them, the request's first since its
+    /// admission; empty in others.
+    pub encoder_range: Range<usize>,
 }
 
 impl ScheduledRequest {
@@ -68,6 +73,8 @@ pub struct StepPlan {
     pub requests: Vec<ScheduledRequest>,
     /// The query tokens of all requests in batch order, `[num_tokens]`.
     pub token_ids: Vec<u32>,
+    /// The encoder's inputs of the requests that begin in this step, in batch order.
+    pub encoder_ids: Vec<u32>,
     /// Requests that lost their pages while this step was planned; the runner drops what it kept for them.
     pub preempted: Vec<RequestId>,
     /// Number of the step since start-up, from 1.
@@ -98,6 +105,7 @@ impl StepPlan {
     pub(super) fn clear(&mut self) {
         self.requests.clear();
         self.token_ids.clear();
+        self.encoder_ids.clear();
         self.preempted.clear();
     }
 }

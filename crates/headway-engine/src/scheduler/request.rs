@@ -10,6 +10,8 @@ use crate::kv::BlockHashes;
 pub struct NewRequest {
     /// Token ids of the prompt, at least one.
     pub prompt: Vec<u32>,
+    /// What an encoder reads for the decoder to attend to; empty without an encoder.
+    pub encoder_ids: Vec<u32>,
     /// The most tokens to generate, at least 1.
     pub max_tokens: usize,
     /// Whether cached blocks may stand in for computing the prompt. `false` for requests that want something of every
@@ -20,7 +22,7 @@ pub struct NewRequest {
 impl NewRequest {
     /// A request that uses the prefix cache.
     pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
-        Self { prompt, max_tokens, use_prefix_cache: true }
+        Self { prompt, encoder_ids: vec![], max_tokens, use_prefix_cache: true }
     }
 }
 
@@ -45,6 +47,7 @@ pub(super) struct Request {
     /// Prompt and generated tokens. The last generated one is not computed yet.
     pub(super) tokens: Vec<u32>,
     pub(super) num_prompt_tokens: usize,
+    pub(super) encoder_ids: Vec<u32>,
     pub(super) max_tokens: usize,
     pub(super) use_prefix_cache: bool,
     /// Tokens whose keys and values are in the cache.
@@ -69,6 +72,7 @@ impl Request {
             id,
             num_prompt_tokens: new.prompt.len(),
             tokens: new.prompt,
+            encoder_ids: new.encoder_ids,
             max_tokens: new.max_tokens,
             use_prefix_cache: new.use_prefix_cache,
             num_computed: 0,
@@ -81,6 +85,11 @@ impl Request {
             aborted: false,
             hashes: BlockHashes::default(),
         }
+    }
+
+    /// Tokens that its encoder reads in its next step: all, in the first since its admission.
+    pub(super) fn encodes(&self) -> usize {
+        if self.num_computed == 0 { self.encoder_ids.len() } else { 0 }
     }
 
     pub(super) fn num_generated(&self) -> usize {

@@ -57,6 +57,8 @@ pub struct Scheduler {
 /// The token budget of a step that is being planned.
 struct Budget {
     tokens: usize,
+    /// Of encoders' inputs, which come on top and are never cut.
+    encoder_tokens: usize,
 }
 
 impl Scheduler {
@@ -117,7 +119,12 @@ impl Scheduler {
             return Err(SchedulerError::TooLongForModel { prompt_tokens, max_tokens, total, max_model_len });
         }
         let (cached_tokens, max_chunk) = (total - 1, self.config.max_chunk());
-        let max_cached_tokens = self.kv.max_request_tokens(max_chunk);
+        let encoder_tokens = request.encoder_ids.len();
+        if encoder_tokens > self.config.max_num_batched_tokens {
+            let max_num_batched_tokens = self.config.max_num_batched_tokens;
+            return Err(SchedulerError::EncoderInputTooLong { encoder_tokens, max_num_batched_tokens });
+        }
+        let max_cached_tokens = self.kv.max_request_tokens_beside(encoder_tokens, max_chunk);
         if cached_tokens > max_cached_tokens {
             return Err(SchedulerError::NeverFits {
                 prompt_tokens,
@@ -141,7 +148,10 @@ impl Scheduler {
             return Err(SchedulerError::StepUnderWay);
         }
         plan.clear();
-        let mut budget = Budget { tokens: self.config.max_num_batched_tokens };
+        let mut budget = Budget {
+            tokens: self.config.max_num_batched_tokens,
+            encoder_tokens: self.config.max_num_batched_tokens,
+        };
         self.schedule_running(plan, &mut budget, false)?;
         self.schedule_running(plan, &mut budget, true)?;
         if plan.preempted.is_empty() {
@@ -166,7 +176,7 @@ impl Scheduler {
             let id = self.running[at];
             at += 1;
             let request = &self.requests[&id];
-            if request.is_prefilling() != prefills {
+            if request.is_prefilling() != prefills || request.encodes() > budget.encoder_tokens {
                 continue;
             }
             let (computed, num_new) = (request.num_computed, self.chunk(request.num_uncomputed(), budget));
@@ -191,6 +201,9 @@ impl Scheduler {
             let Some(&id) = self.waiting.front() else { break };
             let Some(prefix) = self.prefix_with_room(id, promised) else { break };
             let (computed, request) = (prefix.num_tokens(), &self.requests[&id]);
+            if request.encodes() > budget.encoder_tokens {
+                break;
+            }
             let num_new = self.chunk(request.tokens.len() - computed, budget);
             let admission = if request.admitted_before { Admission::Resumed } else { Admission::New };
             if !self.kv.admit(id, prefix, num_new, admission)? {
@@ -212,6 +225,7 @@ impl Scheduler {
             true => self.kv.lookup(&mut request.hashes, &request.tokens),
             false => CachedPrefix::none(),
         };
+        let prefix = prefix.with_encoder_tokens(request.encoder_ids.len());
         // A request that comes back leaves each running one a page of every group to grow into, so that it is not
         // preempted again at once.
         let headroom = if request.admitted_before { self.running.len() * self.kv.groups().len() } else { 0 };
@@ -251,6 +265,7 @@ impl Scheduler {
     fn push(&self, plan: &mut StepPlan, budget: &mut Budget, id: RequestId, num_new_tokens: usize) {
         let request = &self.requests[&id];
         budget.tokens -= num_new_tokens;
+        budget.encoder_tokens -= request.encodes();
         plan.requests.push(ScheduledRequest {
             id,
             num_computed_tokens: request.num_computed,
@@ -260,6 +275,8 @@ impl Scheduler {
             needs_logits: request.num_uncomputed() == num_new_tokens,
             remaining_tokens: request.max_tokens - request.num_generated(),
             num_cached_tokens: request.num_cached,
+            encoder_len: request.encoder_ids.len(),
+            encoder_range: 0..0,
         });
     }
 
@@ -268,6 +285,7 @@ impl Scheduler {
         let id = self.running.pop()?;
         if let Some(at) = plan.requests.iter().rposition(|r| r.id == id) {
             budget.tokens += plan.requests.remove(at).num_new_tokens;
+            budget.encoder_tokens += self.requests[&id].encodes();
         }
         self.kv.free(id);
         if let Some(request) = self.requests.get_mut(&id) {
@@ -302,6 +320,10 @@ impl Scheduler {
             let start = plan.token_ids.len();
             plan.token_ids.extend_from_slice(&tokens[scheduled.num_computed_tokens..scheduled.seq_len()]);
             scheduled.token_range = start..plan.token_ids.len();
+            let encodes = self.requests[&scheduled.id].encodes();
+            let start = plan.encoder_ids.len();
+            plan.encoder_ids.extend_from_slice(&self.requests[&scheduled.id].encoder_ids[..encodes]);
+            scheduled.encoder_range = start..plan.encoder_ids.len();
         }
         self.last_step += 1;
         plan.step = self.last_step;

@@ -157,6 +157,9 @@ pub struct TinyCase {
     pub name: String,
     /// The prompt; no BOS is added.
     pub prompt_ids: Vec<u32>,
+    /// What the encoder reads, of models that have one.
+    #[serde(default)]
+    pub encoder_ids: Vec<u32>,
     /// Log of the sum of exponentials of the logits.
     pub logsumexp: f64,
     /// `[vocab_size]`: logits at the last position of the prompt.
@@ -165,6 +168,14 @@ pub struct TinyCase {
     pub greedy_ids: Vec<u32>,
     /// Largest less second logit of the step that chose each id.
     pub greedy_margins: Vec<f64>,
+}
+
+impl TinyCase {
+    /// To be continued by as many ids as the golden has.
+    pub fn prompt(&self) -> walk::Prompt<'_> {
+        let max_new = self.greedy_ids.len();
+        walk::Prompt { ids: &self.prompt_ids, encoder_ids: &self.encoder_ids, max_new, stop: &[] }
+    }
 }
 
 /// Outputs of a real model.

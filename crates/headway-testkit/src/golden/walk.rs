@@ -14,6 +14,8 @@ use std::{fmt, path::Path};
 pub struct Prompt<'a> {
     /// The prompt; nothing is added.
     pub ids: &'a [u32],
+    /// What the encoder reads, of models that have one; else empty.
+    pub encoder_ids: &'a [u32],
     /// Most ids to generate.
     pub max_new: usize,
     /// Each ends the generation and is kept; empty: go on past any end of sequence.
@@ -216,8 +218,7 @@ fn answers(
 pub fn tiny(table: &mut Table, golden: &TinyGolden, compute: Compute, way: &str, engine: &mut dyn Generates) {
     let bounds = Bounds::tiny(golden, compute);
     let cases = comparable(golden, compute);
-    let prompts: Vec<Prompt<'_>> =
-        cases.iter().map(|c| Prompt { ids: &c.prompt_ids, max_new: c.greedy_ids.len(), stop: &[] }).collect();
+    let prompts: Vec<Prompt<'_>> = cases.iter().map(|c| c.prompt()).collect();
     for (batched, how) in [(false, "alone"), (true, "batched")] {
         let got = answers(engine, &prompts, batched);
         let outcomes = cases
@@ -240,8 +241,10 @@ pub fn real(
     let bounds = Bounds::real(compute);
     let cases: Vec<_> = golden.cases.iter().filter(|c| c.prompt_ids.len() <= longest).collect();
     let stop = &golden.tokenizer.eos_ids[..];
-    let prompts: Vec<Prompt<'_>> =
-        cases.iter().map(|c| Prompt { ids: &c.prompt_ids, max_new: c.greedy_ids.len(), stop }).collect();
+    let prompts: Vec<Prompt<'_>> = cases
+        .iter()
+        .map(|c| Prompt { ids: &c.prompt_ids, encoder_ids: &[], max_new: c.greedy_ids.len(), stop })
+        .collect();
     for (batched, how) in [(false, "alone"), (true, "batched")] {
         let got = answers(engine, &prompts, batched);
         let outcomes = cases

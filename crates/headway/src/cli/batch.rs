@@ -105,7 +105,7 @@ fn admit(
     let prompt_ids = prompt.ids(engine, chat)?;
     answer.prompt_ids.clone_from(&prompt_ids);
     let sampling = in_room(sampling, engine, prompt_ids.len());
-    Ok(engine.add(GenerateRequest { prompt_ids, sampling })?)
+    Ok(engine.add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() })?)
 }
 
 fn apply(event: Event, by_id: &HashMap<RequestId, usize>, slots: &mut [Slot]) {

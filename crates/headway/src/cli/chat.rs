@@ -149,8 +149,11 @@ fn answer(
         return Err(CliError::Usage(format!("{what}; /clear forgets it")));
     }
     let max_tokens = Some(params.max_tokens.unwrap_or(most).min(most - used));
-    let id = engine
-        .add(GenerateRequest { prompt_ids, sampling: SamplingParams { max_tokens, ..params.clone() } })?;
+    let id = engine.add(GenerateRequest {
+        prompt_ids,
+        sampling: SamplingParams { max_tokens, ..params.clone() },
+        ..GenerateRequest::default()
+    })?;
     let result = stream(engine, stop);
     // Whatever ended the answer, the request does not outlive it.
     engine.abort(id);

@@ -33,7 +33,7 @@ fn one(
     let prompt_ids = prompt.ids(&engine, args.chat)?;
     let mut answer = Answer { prompt_ids: prompt_ids.clone(), ..Answer::default() };
     let sampling = in_room(params, &engine, prompt_ids.len());
-    engine.add(GenerateRequest { prompt_ids, sampling })?;
+    engine.add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() })?;
     let mut out = std::io::stdout().lock();
     report(args, &engine, &mut out)?;
     let streamed = stream(&mut engine, &mut answer, !args.json, &mut out);

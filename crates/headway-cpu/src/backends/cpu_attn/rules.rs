@@ -44,7 +44,12 @@ impl AttentionBackend for CpuAttn {
             kernel_block_sizes: [16, 32, 64, 128].map(KernelBlockSize::Exact).into(),
             preferred_block_size: Some(16),
             kv_cache_layouts: LAYOUTS.to_vec(),
-            attn_types: vec![AttnType::Decoder, AttnType::EncoderOnly, AttnType::EncoderDecoder],
+            attn_types: vec![
+                AttnType::Decoder,
+                AttnType::Encoder,
+                AttnType::EncoderOnly,
+                AttnType::EncoderDecoder,
+            ],
             supports_sliding_window: true,
             supports_sinks: true,
             supports_logit_soft_cap: true,

@@ -246,3 +246,31 @@ fn configurations_without_sense_are_refused() {
     let huge = vec![KvGroupPolicy::full(usize::MAX), KvGroupPolicy::full(usize::MAX - 1)];
     assert!(matches!(refused(8, huge), KvError::BlockSizesIncommensurable { .. }));
 }
+
+#[test]
+fn pages_of_an_encoders_input_come_with_admission_and_stay_as_they_are() {
+    let groups = vec![KvGroupPolicy::full(4), KvGroupPolicy::encoded(4), KvGroupPolicy::nothing()];
+    let mut kv = KvCacheManager::new(11, groups, false).unwrap();
+    let id = RequestId(0);
+    let with = |n| CachedPrefix::none().with_encoder_tokens(n);
+    // One page for three tokens, three for the ten that the encoder read, none for layers without a cache.
+    assert_eq!(kv.pages_to_admit(&with(10), 3, 64), 1 + 3);
+    assert!(kv.admit(id, with(10), 3, Admission::New).unwrap());
+    let pages = |kv: &KvCacheManager| -> Vec<usize> {
+        (0..3).map(|g| kv.block_table(id, g).unwrap().len()).collect()
+    };
+    assert_eq!(pages(&kv), [1, 3, 0]);
+    let mut hashes = BlockHashes::default();
+    kv.advance(id, &mut hashes, &[7; 3], 3).unwrap();
+    assert!(kv.allocate(id, 3, 6).unwrap());
+    assert_eq!((pages(&kv), kv.usage().used_pages), (vec![3, 3, 0], 6));
+    assert_eq!(kv.pages_outstanding(id, 20, 64), 2);
+    // Ten pages: seven are left for tokens beside the encoder's three.
+    assert_eq!(kv.max_request_tokens_beside(10, 64), 7 * 4);
+    assert_eq!(kv.max_request_tokens_beside(100, 64), 0);
+    // What does not fit as a whole gets nothing.
+    assert!(!kv.admit(RequestId(1), with(17), 1, Admission::New).unwrap());
+    assert_eq!(kv.usage().used_pages, 6);
+    kv.free(id);
+    assert_eq!(kv.usage().used_pages, 0);
+}

@@ -81,6 +81,7 @@ fn encoder(c: &ConfigReader<'_>, first: usize) -> Result<ModelPlan, ModelError> 
         final_logit_soft_cap: None,
         per_layer_inputs: None,
         ropes: vec![],
+        encoder: None,
         layers: (0..layers).map(|i| layer(&format!("encoder.layer.{i}"), &s)).collect(),
     })
 }

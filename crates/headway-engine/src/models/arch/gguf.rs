@@ -279,6 +279,7 @@ impl<'a> Header<'a> {
             per_layer_inputs: None,
             ropes,
             layers,
+            encoder: None,
         }
     }
 }

@@ -247,5 +247,6 @@ pub(super) fn model(
         per_layer_inputs: None,
         ropes,
         layers,
+        encoder: None,
     })
 }

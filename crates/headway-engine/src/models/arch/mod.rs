@@ -1,6 +1,7 @@
 //! Translators: a config into a plan. One file a family; a new architecture is one function and its
 //! line in a table here.
 
+mod bart;
 mod bert;
 mod config;
 mod deepseek;
@@ -39,6 +40,7 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
     ("GraniteMoeHybridForCausalLM", hybrids::granite_hybrid),
     ("NemotronHForCausalLM", hybrids::nemotron_h),
     ("FalconH1ForCausalLM", hybrids::falcon_h1),
+    ("BartForConditionalGeneration", bart::bart),
     ("BertModel", bert::bert),
     ("RobertaModel", bert::roberta),
     ("XLMRobertaModel", bert::roberta),

@@ -35,6 +35,9 @@ pub(super) struct Buffers {
     pub per_layer: Tensor,
     /// What these are made from, and a layer's gated input.
     pub per_token: Tensor,
+    /// What leaves the encoder, and its keys and values for a layer.
+    pub encoded: Tensor,
+    pub encoded_kv: Tensor,
     /// Rows whose logits are wanted.
     pub last: Tensor,
     pub logits: Tensor,
@@ -49,6 +52,7 @@ struct Widths {
     gate_up: usize,
     gated: usize,
     router: usize,
+    encoded_kv: usize,
 }
 
 impl Widths {
@@ -66,13 +70,18 @@ impl Widths {
                     w.queries = w.queries.max(queries);
                     w.heads = w.heads.max(a.o.in_features);
                 }
+                MixerPlan::Cross(a) => {
+                    w.qkv = w.qkv.max(a.q.out_features);
+                    w.encoded_kv = w.encoded_kv.max(a.kv.out_features);
+                    w.heads = w.heads.max(a.o.in_features);
+                }
                 MixerPlan::StateSpace(m) => {
                     w.qkv = w.qkv.max(m.in_proj.out_features);
                     w.heads = w.heads.max(m.inner());
                 }
             }
         }
-        plan.layers.iter().filter_map(|l| l.feed_forward.as_ref()).for_each(|f| w.feed_forward(f));
+        plan.all_layers().filter_map(|l| l.feed_forward.as_ref()).for_each(|f| w.feed_forward(f));
         w
     }
 
@@ -97,6 +106,7 @@ impl Buffers {
         let (n, h, w) = (limits.max_num_tokens, plan.hidden_size, Widths::of(plan));
         let beside = if plan.layers.iter().any(|l| l.mixers.len() > 1) { n } else { 0 };
         let per_layer = plan.per_layer_inputs.as_ref().map_or(0, |p| p.all());
+        let encoded = if plan.encoder.is_some() { n } else { 0 };
         let logits = if plan.pooling.is_some() { 0 } else { limits.max_num_logits };
         Ok(Self {
             hidden: zeros(n, h)?,
@@ -112,6 +122,8 @@ impl Buffers {
             experts: plan.expert_limits().map(|l| ops.expert_buffers(l, n)).transpose()?,
             per_layer: zeros(n, per_layer)?,
             per_token: zeros(n, per_layer)?,
+            encoded: zeros(encoded, h)?,
+            encoded_kv: zeros(encoded, w.encoded_kv)?,
             last: zeros(limits.max_num_logits, h)?,
             logits: zeros(logits, plan.vocab_size)?,
         })
@@ -131,6 +143,8 @@ impl Buffers {
             &self.router,
             &self.per_layer,
             &self.per_token,
+            &self.encoded,
+            &self.encoded_kv,
             &self.last,
             &self.logits,
         ];

@@ -1,7 +1,8 @@
 //! What mixes tokens in a layer: one variant a kind of mixer, each in its own file.
 
 use super::{
-    attention::Attention, buffers::Buffers, kernels::Kernels, mla::Mla, state_space::StateSpace, step::Step,
+    attention::Attention, buffers::Buffers, cross::Cross, kernels::Kernels, mla::Mla,
+    state_space::StateSpace, step::Step,
 };
 use crate::models::{ModelError, ModelPlan, load::Loader, plan::MixerPlan};
 use headway_attention::{AttnLayer, KvPool};
@@ -10,6 +11,7 @@ pub(super) enum Mixer {
     Attention(Attention),
     Mla(Mla),
     StateSpace(StateSpace),
+    Cross(Cross),
 }
 
 impl Mixer {
@@ -23,6 +25,7 @@ impl Mixer {
         Ok(match plan {
             MixerPlan::Attention(a) => Self::Attention(Attention::load(loader, model, a, layer, kernels)?),
             MixerPlan::Mla(a) => Self::Mla(Mla::load(loader, model, a, layer, kernels)?),
+            MixerPlan::Cross(a) => Self::Cross(Cross::load(loader, a, layer, kernels)?),
             MixerPlan::StateSpace(m) => Self::StateSpace(StateSpace::load(loader, m, layer, kernels)?),
         })
     }
@@ -39,6 +42,7 @@ impl Mixer {
             Self::Attention(a) => a.run(s, b, normed, kv),
             Self::Mla(a) => a.run(s, b, normed, kv),
             Self::StateSpace(m) => m.run(s, b, normed, kv),
+            Self::Cross(a) => a.run(s, b, normed, kv),
         }
     }
 }

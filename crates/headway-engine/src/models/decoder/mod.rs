@@ -3,6 +3,7 @@
 
 mod attention;
 mod buffers;
+mod cross;
 mod embedding;
 mod feed_forward;
 mod kernels;
@@ -18,7 +19,7 @@ pub use kernels::Kernels;
 use super::{
     ModelError, ModelPlan,
     load::Loader,
-    plan::{LayerNormPlan, LinearPlan, NormPlan},
+    plan::{LayerNormPlan, LayerPlan, LinearPlan, NormPlan},
     unused::unused,
 };
 use crate::loading::Checkpoint;
@@ -54,6 +55,17 @@ pub struct DecoderInput<'a> {
     pub positions: &'a View<i32>,
     /// Rows whose logits are wanted.
     pub logits_rows: &'a View<i32>,
+    /// What an encoder reads in this step; `None`: nothing, or there is no encoder.
+    pub encoder: Option<EncoderInput<'a>>,
+}
+
+/// The inputs of an encoder in one step, one after another.
+#[derive(Clone, Copy)]
+pub struct EncoderInput<'a> {
+    /// `[tokens]`.
+    pub token_ids: &'a View<i32>,
+    /// `[tokens]`: of each in its input.
+    pub positions: &'a View<i32>,
 }
 
 /// A loaded model on a device.
@@ -67,10 +79,17 @@ pub struct Decoder {
     final_norm: Option<Tensor>,
     ropes: Vec<Tensor>,
     per_layer_inputs: Option<PerLayerInputs>,
+    encoder: Option<Encoder>,
     layers: Vec<Layer>,
     buffers: Buffers,
     unused: Vec<String>,
     taken: Taken,
+}
+
+struct Encoder {
+    positions: Positions,
+    embedding_norm: LayerNorm,
+    layers: Vec<Layer>,
 }
 
 struct Layer {
@@ -128,13 +147,16 @@ impl Decoder {
         let per_layer_inputs = plan.per_layer_inputs.as_ref();
         let per_layer_inputs = per_layer_inputs.map(|p| PerLayerInputs::load(&loader, p, plan.vocab_size));
         let per_layer_inputs = per_layer_inputs.transpose()?;
-        let mut layers = Vec::with_capacity(plan.layers.len());
         let mut next = 0;
-        for (i, l) in plan.layers.iter().enumerate() {
-            layers.push(Layer::load(&loader, &plan, i, AttnLayer(next), &mut kernels)?);
-            next += l.mixers.len() as u32;
-            progress(i + 1);
-        }
+        let encoder = match &plan.encoder {
+            None => None,
+            Some(e) => Some(Encoder {
+                positions: Positions::load(&loader, &e.positions, hidden)?,
+                embedding_norm: LayerNorm::load(&loader, &e.embedding_norm, hidden)?,
+                layers: Layer::load_all(&loader, &plan, &e.layers, &mut next, &mut kernels, &mut |_| ())?,
+            }),
+        };
+        let layers = Layer::load_all(&loader, &plan, &plan.layers, &mut next, &mut kernels, &mut progress)?;
         let taken = loader.taken.get();
         let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
         let buffers = Buffers::new(ops, &plan, limits)?;
@@ -147,6 +169,7 @@ impl Decoder {
             final_norm,
             ropes,
             per_layer_inputs,
+            encoder,
             layers,
             buffers,
             unused,
@@ -217,7 +240,9 @@ impl Decoder {
         step: &StepMetadata,
         kv: &mut KvPool,
     ) -> Result<(), ModelError> {
+        let encoded = self.run_encoder(ops, input, step, kv)?;
         let s = Step {
+            encoded,
             ops,
             n: input.token_ids.len(),
             hidden: self.plan.hidden_size,
@@ -247,6 +272,37 @@ impl Decoder {
         Ok(())
     }
 
+    /// From the encoder's tokens to `encoded`; how many there were.
+    fn run_encoder(
+        &mut self,
+        ops: &dyn Ops,
+        input: &DecoderInput<'_>,
+        step: &StepMetadata,
+        kv: &mut KvPool,
+    ) -> Result<usize, ModelError> {
+        let (Some(e), Some(input)) = (&self.encoder, input.encoder) else { return Ok(0) };
+        let s = Step {
+            encoded: 0,
+            ops,
+            n: input.token_ids.len(),
+            hidden: self.plan.hidden_size,
+            eps: self.plan.norm_eps,
+            positions: input.positions,
+            ropes: &self.ropes,
+            metadata: step,
+        };
+        let b = &mut self.buffers;
+        let first = b.hidden.view_mut_as(&[s.n, s.hidden])?;
+        ops.embed(&*self.embedding, input.token_ids, self.plan.embedding_scale, first)?;
+        e.positions.run(&s, b)?;
+        e.embedding_norm.run(&s, b)?;
+        for layer in &e.layers {
+            layer.run(&s, b, kv, None)?;
+        }
+        std::mem::swap(&mut b.hidden, &mut b.encoded);
+        Ok(s.n)
+    }
+
     /// Final norm and head, for the wanted rows alone.
     fn head(&mut self, ops: &dyn Ops, n: usize, rows: &View<i32>) -> Result<TensorMut<'_>, ModelError> {
         let (b, hidden) = (&mut self.buffers, self.plan.hidden_size);
@@ -270,15 +326,32 @@ impl Decoder {
 }
 
 impl Layer {
-    /// The layer at `index`; `first` is the number of its first mixer.
+    /// A stack of layers; `next` is the number of its first mixer, and then of the one after its last.
+    fn load_all(
+        loader: &Loader<'_>,
+        plan: &ModelPlan,
+        layers: &[LayerPlan],
+        next: &mut u32,
+        kernels: &mut Kernels<'_>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Self>, ModelError> {
+        let mut all = Vec::with_capacity(layers.len());
+        for (i, l) in layers.iter().enumerate() {
+            all.push(Self::load(loader, plan, (i, l), AttnLayer(*next), kernels)?);
+            *next += l.mixers.len() as u32;
+            progress(i + 1);
+        }
+        Ok(all)
+    }
+
+    /// The layer `l` at `index`; `first` is the number of its first mixer.
     fn load(
         loader: &Loader<'_>,
         plan: &ModelPlan,
-        index: usize,
+        (index, l): (usize, &LayerPlan),
         first: AttnLayer,
         kernels: &mut Kernels<'_>,
     ) -> Result<Self, ModelError> {
-        let l = &plan.layers[index];
         let per_layer = l.per_layer.as_ref();
         let per_layer = per_layer.map(|p| PerLayerBlock::load(loader, p, index, plan.hidden_size));
         let scalar = l.scalar.as_ref().map(|name| loader.values(name, &[1])).transpose()?;

@@ -14,6 +14,8 @@ pub(super) struct Step<'a> {
     pub hidden: usize,
     /// Of every RMS norm.
     pub eps: f32,
+    /// Tokens of the encoder's output that belong to this step.
+    pub encoded: usize,
     /// `[n]`.
     pub positions: &'a View<i32>,
     /// Tables of the plan's rotary embeddings.

@@ -54,6 +54,13 @@ impl Loader<'_> {
     fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight, ModelError> {
         let w = self.checkpoint.get(name)?;
         self.used.borrow_mut().insert(name.to_owned());
+        // Some files hold a vector as a matrix of one row.
+        if let ([1, n], [width]) = (w.shape(), shape)
+            && n == width
+        {
+            let vector = Weight::new(name, w.dtype(), shape.to_vec(), w.bytes().clone());
+            return Ok(vector.map_err(|e| headway_tensor::TensorError::Unsupported(e.to_string()))?);
+        }
         if w.shape() != shape {
             return Err(ModelError::WrongShape {
                 file: self.checkpoint.describe(),

@@ -197,6 +197,10 @@ impl LayerNeeds {
                     attn_type: a.attn_type,
                     ..AttentionNeeds::new(a.num_heads, a.num_kv_heads, a.head_size)
                 }),
+                MixerPlan::Cross(a) => MixerNeeds::Attention(AttentionNeeds {
+                    attn_type: AttnType::EncoderDecoder,
+                    ..AttentionNeeds::new(a.num_heads, a.num_heads, a.head_size)
+                }),
                 MixerPlan::StateSpace(m) => MixerNeeds::State(StateDims::Mamba2 {
                     heads: m.num_heads,
                     head_dim: m.head_dim,

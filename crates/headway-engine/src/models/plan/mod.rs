@@ -5,7 +5,7 @@ mod embedding;
 mod experts;
 mod per_layer;
 
-pub use embedding::{LayerNormPlan, Pooling, PositionsPlan};
+pub use embedding::{CrossPlan, EncoderPlan, LayerNormPlan, Pooling, PositionsPlan};
 pub use experts::{ExpertWeights, ExpertsPlan, StackedPlan};
 pub use per_layer::{PerLayerBlockPlan, PerLayerInputsPlan};
 
@@ -222,6 +222,8 @@ pub enum MixerPlan {
     Mla(MlaPlan),
     /// A Mamba-2 state.
     StateSpace(StateSpacePlan),
+    /// Attention to an encoder's output.
+    Cross(CrossPlan),
 }
 
 /// What follows the mixer.
@@ -276,6 +278,8 @@ pub struct LayerPlan {
     pub after_ffn_norm: Option<LayerNormPlan>,
     /// Name of the tensor `[1]` with a factor on the stream that leaves the layer.
     pub scalar: Option<String>,
+    /// The rest of the layer before, whose blocks follow one another: not a layer by itself.
+    pub continues: bool,
 }
 
 impl Default for LayerPlan {
@@ -293,6 +297,7 @@ impl Default for LayerPlan {
             after_mixer_norm: None,
             after_ffn_norm: None,
             scalar: None,
+            continues: false,
         }
     }
 }
@@ -334,13 +339,30 @@ pub struct ModelPlan {
     pub ropes: Vec<RopePlan>,
     /// The layers.
     pub layers: Vec<LayerPlan>,
+    /// What the decoder attends to beside its own tokens.
+    pub encoder: Option<Box<EncoderPlan>>,
 }
 
 impl ModelPlan {
-    /// Every mixer with the index of its decoder layer. A mixer's place here is its
+    /// Every mixer with the index of its layer, an encoder's first. A mixer's place here is its
     /// [`AttnLayer`](headway_attention::AttnLayer).
     pub fn mixers(&self) -> impl Iterator<Item = (usize, &MixerPlan)> {
-        self.layers.iter().enumerate().flat_map(|(i, l)| l.mixers.iter().map(move |m| (i, m)))
+        let encoder = self.encoder.iter().flat_map(|e| e.layers.iter().enumerate());
+        let parts = self.layers.iter().scan(0, |seen, l| {
+            *seen += usize::from(!l.continues);
+            Some((seen.saturating_sub(1), l))
+        });
+        encoder.chain(parts).flat_map(|(i, l)| l.mixers.iter().map(move |m| (i, m)))
+    }
+
+    /// Layers of the decoder.
+    pub fn num_layers(&self) -> usize {
+        self.layers.iter().filter(|l| !l.continues).count()
+    }
+
+    /// The layers of encoder and decoder.
+    pub(in crate::models) fn all_layers(&self) -> impl Iterator<Item = &LayerPlan> {
+        self.encoder.iter().flat_map(|e| &e.layers).chain(&self.layers)
     }
 
     /// The sizes of the experts: the largest of all layers; `None` where no layer has any.
@@ -360,11 +382,12 @@ impl ModelPlan {
     /// ([`ExpertLimits::buffer_bytes`]).
     pub fn activation_width(&self) -> usize {
         let mixer = self.mixers().map(|(_, m)| m.activation_width()).max().unwrap_or(0);
-        let feed_forward = self.layers.iter().filter_map(|l| l.feed_forward.as_ref());
+        let feed_forward = self.all_layers().filter_map(|l| l.feed_forward.as_ref());
         let feed_forward = feed_forward.map(FeedForwardPlan::activation_width).max().unwrap_or(0);
         let per_layer = self.per_layer_inputs.as_ref().map_or(0, |p| p.all().saturating_mul(2));
         let blocks = mixer.saturating_add(feed_forward).saturating_add(per_layer);
-        self.hidden_size.saturating_mul(3).saturating_add(blocks)
+        let streams = if self.encoder.is_some() { 4 } else { 3 };
+        self.hidden_size.saturating_mul(streams).saturating_add(blocks)
     }
 }
 
@@ -376,6 +399,9 @@ impl MixerPlan {
             Self::Mla(a) => {
                 let (down, queries) = a.widths();
                 down.saturating_add(queries).saturating_add(a.o.in_features)
+            }
+            Self::Cross(a) => {
+                a.q.out_features.saturating_add(a.kv.out_features).saturating_add(a.o.in_features)
             }
             // The kernel keeps the convolution's output too.
             Self::StateSpace(m) => {

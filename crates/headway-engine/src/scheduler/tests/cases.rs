@@ -66,6 +66,8 @@ fn a_prefill_tail_of_one_token_is_no_decode() {
 fn classes_follow_the_field() {
     let class = |computed, new, prefilling, threshold| {
         let r = crate::scheduler::ScheduledRequest {
+            encoder_len: 0,
+            encoder_range: 0..0,
             id: RequestId(0),
             num_computed_tokens: computed,
             num_new_tokens: new,

@@ -163,6 +163,7 @@ fn request(load: Load, seed: usize, vocab_size: usize) -> GenerateRequest {
             ignore_eos: true,
             ..SamplingParams::greedy()
         },
+        ..GenerateRequest::default()
     }
 }
 

@@ -5,5 +5,6 @@ pub mod batch;
 pub mod build;
 pub mod common;
 pub mod context_parallel;
+pub mod fast_prefill;
 pub mod local_attention;
 pub mod micro_batch;

@@ -1,0 +1,63 @@
+//! The batch of a group that computes only the tokens whose logits are needed.
+
+mod support;
+
+use headway_attention::{step::fast_prefill::FastPrefill, *};
+use headway_tensor::{Dual, View};
+use support::HostExec;
+
+/// A prompt that ends, one that goes on, a decode, and a decode with two drafts: 4 + 3 + 1 + 3 tokens.
+fn common(logits: &[i32]) -> CommonAttentionMetadata {
+    let (starts, lens) = (vec![0, 4, 7, 8, 11], vec![4, 10, 9, 23]);
+    let mut x = StepInputs::new(Dual::from_vec(starts), View::from_vec(lens.clone()), lens).unwrap();
+    x.positions = Some(View::from_vec(vec![0, 1, 2, 3, 7, 8, 9, 8, 20, 21, 22]));
+    x.mm_prefix_ranges = Some(vec![Vec::from_iter([1..4]), vec![], vec![], vec![]]);
+    x.rswa_prefix_lens = Some(View::from_vec(vec![4, 10, 5, 6]));
+    x.logits_indices = Some(View::from_vec(logits.to_vec()));
+    let slots = View::from_vec((100..111).collect());
+    CommonAttentionMetadata::new(x.into(), Dual::from_vec(vec![1, 2, 3, 4]), 1, slots).unwrap()
+}
+
+#[test]
+fn requests_keep_their_lengths_and_have_their_last_tokens() {
+    let mut fast = FastPrefill::new(&HostExec, 4, 16);
+    // Padded to 8; twice, because buffers are recycled.
+    for _ in 0..2 {
+        let group = fast.batch(&HostExec, &common(&[3, 7, 8, 9, 10, 10, 10, 10]), 5).unwrap();
+        let x = &group.inputs;
+        assert_eq!(x.query_start_loc.host(), [0, 1, 1, 2, 5]);
+        assert_eq!(x.seq_lens.host(), Some(&[4, 10, 9, 23][..]));
+        assert_eq!((x.num_reqs, x.num_actual_tokens, x.max_query_len, x.max_seq_len), (4, 8, 3, 23));
+        assert_eq!(x.positions.as_ref().unwrap().host(), Some(&[3, 8, 20, 21, 22, 0, 0, 0][..]));
+        assert_eq!(group.slot_mapping.host(), Some(&[-1; 8][..]));
+        assert_eq!(group.block_table.host(), [1, 2, 3, 4]);
+        assert_eq!(x.mm_prefix_ranges.as_ref().unwrap()[0], Vec::from_iter([1..4]));
+        assert_eq!(x.rswa_prefix_lens.as_ref().unwrap().host(), Some(&[4, 10, 5, 6][..]));
+        assert_eq!(x.token_to_req(), [0, 2, 3, 3, 3, 0, 0, 0]);
+        assert_eq!(x.num_computed_tokens(), [3, 10, 8, 20]);
+        assert!(x.logits_indices.is_none());
+    }
+    // None wanted: a step of nothing but the middle of prompts.
+    let none = fast.batch(&HostExec, &common(&[0, 0]), 0).unwrap();
+    assert_eq!(none.inputs.query_start_loc.host(), [0; 5]);
+    assert_eq!((none.inputs.num_actual_tokens, none.inputs.max_query_len), (2, 0));
+}
+
+#[test]
+fn rows_that_cannot_be_aligned_are_refused() {
+    let mut fast = FastPrefill::new(&HostExec, 4, 8);
+    let mut refused =
+        |logits: &[i32], live| fast.batch(&HostExec, &common(logits), live).unwrap_err().to_string();
+    assert!(refused(&[2], 1).contains("request 0 are not its last tokens, which end before 4"));
+    assert!(refused(&[3, 8, 10], 3).contains("request 3"));
+    assert!(refused(&[7, 3], 2).contains("ascending"));
+    assert!(refused(&[3, 3], 2).contains("request 0"));
+    assert!(refused(&[3, 11], 2).contains("11 is no token of the step"));
+    assert!(refused(&[-1, 3], 2).contains("request 0"));
+    assert!(refused(&[3], 2).contains("2 live tokens among 1"));
+    assert!(refused(&[3; 9], 1).contains("set up for 8 rows of 4"));
+    let mut without = common(&[3]);
+    let x = std::sync::Arc::get_mut(&mut without.inputs).unwrap();
+    x.logits_indices = None;
+    assert!(fast.batch(&HostExec, &without, 1).unwrap_err().to_string().contains("needs logits_indices"));
+}

@@ -316,21 +316,6 @@ fn a_plugin_reuses_a_builder_with_its_own_table() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn micro_batches_have_builders_of_their_own() -> Result<()> {
-    let plan = plan_of("HOST_ATTN", &[spec(16, None)])?;
-    let mut groups = groups_of(&plan, 2)?;
-    let i = Arc::new(inputs(&[1], &[1]));
-    let c = [common(&i, vec![1], vec![16])];
-    let mut steps = [0, 1].map(|_| StepMetadata::new(plan.group_of_layer.clone()));
-    for (m, step) in steps.iter_mut().enumerate() {
-        build_step(&mut groups, &HostExec, &c, m, false, step)?;
-    }
-    assert!(build_step(&mut groups, &HostExec, &c, 2, false, &mut steps[0]).is_err());
-    assert_eq!(groups[0].builds(), 2);
-    Ok(())
-}
-
 proptest! {
     /// Slots go through the table one by one; what lies past the tokens is −1; ranks share every token
     /// out among them exactly once.
@@ -390,40 +375,5 @@ proptest! {
         prop_assert_eq!(all, (0..rows.len()).collect::<Vec<_>>());
         let again = |v: &[usize]| order.iter().map(|&i| v[i]).collect::<Vec<_>>();
         prop_assert!(reorder_batch(&again(&s), &again(&c), &again(&p), threshold).is_empty());
-    }
-
-    /// Micro-batches cover every token once, and together have every request's new tokens.
-    #[test]
-    fn micro_batches_lose_nothing(
-        lens in proptest::collection::vec(1i32..9, 1..9),
-        cut in 1usize..40,
-    ) {
-        use headway_attention::step::micro_batch::{SliceBuffers, slice_common, slice_inputs, slices};
-        let total: i32 = lens.iter().sum();
-        prop_assume!(cut < total as usize);
-        let seq: Vec<i32> = lens.iter().map(|l| l + 3).collect();
-        let mut i = inputs(&lens, &seq);
-        i.positions = Some(View::from_vec((0..total).collect()));
-        i.is_prefilling = Some(lens.iter().map(|l| *l > 1).collect());
-        let i = Arc::new(i);
-        let whole = common(&i, (0..lens.len() as i32).collect(), (0..i64::from(total)).collect());
-        let scheduled: Vec<usize> = lens.iter().map(|l| *l as usize).collect();
-        let (mut positions, mut slots, mut new) = (vec![], vec![], vec![0; lens.len()]);
-        for s in slices(&scheduled, &[cut], 2).unwrap() {
-            let mut buffers = SliceBuffers::new(&HostExec, 16);
-            let part = Arc::new(slice_inputs(&i, &s, &mut buffers, &HostExec).unwrap());
-            let c = slice_common(&whole, &s, part.clone()).unwrap();
-            positions.extend_from_slice(part.positions.as_ref().unwrap().host().unwrap());
-            slots.extend_from_slice(c.slot_mapping.host().unwrap());
-            prop_assert_eq!(part.is_prefilling.as_ref().unwrap().len(), s.requests.len());
-            for (r, n) in s.requests.clone().zip(0..) {
-                new[r] += part.query_len(n);
-                prop_assert_eq!(c.blocks_of(n), &[r as i32]);
-                prop_assert!(part.seq_lens_upper_bound[n] >= part.query_len(n) as i32);
-            }
-        }
-        prop_assert_eq!(positions, (0..total).collect::<Vec<_>>());
-        prop_assert_eq!(slots, (0..i64::from(total)).collect::<Vec<_>>());
-        prop_assert_eq!(new, scheduled);
     }
 }

@@ -75,6 +75,10 @@ pub struct EngineOptions {
     pub batch_invariant: bool,
     /// `--micro-batches`.
     pub micro_batches: Option<usize>,
+    /// `--micro-batch-decode-tokens`: decodes are cut from this many tokens on.
+    pub micro_batch_decode_tokens: Option<usize>,
+    /// `--micro-batch-prefill-tokens`: other steps are cut from this many tokens on.
+    pub micro_batch_prefill_tokens: Option<usize>,
     /// `--speculative-tokens`.
     pub speculative_tokens: Option<usize>,
     /// `--max-model-len`, in tokens.

@@ -6,10 +6,13 @@ use crate::{
     options::{DTypeOption, EngineOptions},
     runner::{
         decide::{self, Setting},
-        limits, memory,
+        limits, memory, micro_batches,
     },
 };
-use headway_attention::{BackendRequest, GraphMode, KvCacheLayout, LayerNeed, process::rules::KvCacheDType};
+use headway_attention::{
+    BackendRequest, GraphMode, KvCacheLayout, LayerNeed, group::graph::MicroBatching,
+    process::rules::KvCacheDType,
+};
 use headway_tensor::DType;
 
 /// Requests in a step of vLLM, where not asked.
@@ -47,6 +50,7 @@ pub struct Query {
     pub(super) max_model_len: usize,
     pub(super) max_num_seqs: usize,
     pub(super) max_num_batched_tokens: usize,
+    pub(super) micro_batching: MicroBatching,
     pub(super) kv_memory: u64,
     pub(super) kv_memory_because: String,
     pub(super) weights_bytes: Option<u64>,
@@ -96,6 +100,7 @@ impl Query {
             true => (limits::DEFAULT_MAX_NUM_SEQS, limits::DEFAULT_MAX_NUM_BATCHED_TOKENS),
             false => (VLLM_MAX_NUM_SEQS, VLLM_MAX_NUM_BATCHED_TOKENS),
         };
+        let max_num_batched_tokens = o.max_num_batched_tokens.unwrap_or(tokens);
         Ok(Self {
             setting,
             request,
@@ -104,7 +109,8 @@ impl Query {
             compilation: options.compilation.unwrap_or(true),
             max_model_len,
             max_num_seqs: o.max_num_seqs.unwrap_or(seqs),
-            max_num_batched_tokens: o.max_num_batched_tokens.unwrap_or(tokens),
+            max_num_batched_tokens,
+            micro_batching: micro_batches::resolve(o, max_num_batched_tokens)?,
             kv_memory,
             kv_memory_because,
             weights_bytes,

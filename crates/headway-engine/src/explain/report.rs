@@ -9,6 +9,7 @@ use crate::{
     options::DTypeOption,
     runner::{
         StartupReport,
+        micro_batches::builder_bytes,
         present::{self, group, kind, refusal},
         report::{GraphModeReport, GroupReport, LoweringReport},
     },
@@ -73,6 +74,7 @@ fn options(r: &mut StartupReport, q: &Query) {
     r.option("compilation", q.asked.compilation.map(|c| c.to_string()), q.compilation, "the default");
     r.option("batch_invariant", Some(s.batch_invariant.to_string()), s.batch_invariant, "");
     r.option("kv_connector", Some(s.kv_connector.to_string()), s.kv_connector, "");
+    present::micro_batches(r, o, &q.micro_batching);
     r.option("speculative_tokens", text(o.speculative_tokens), s.speculative_tokens, "the default");
     r.option("tp", text(o.tensor_parallel), s.tp, "the default");
     r.option("dcp", text(o.decode_context_parallel), s.dcp, "the default");
@@ -106,7 +108,7 @@ pub(super) fn planned(
         let mut entry = GroupReport {
             graph_support: plan.graph_support.to_string(),
             reorder_batch_threshold: plan.reorder_batch_threshold,
-            workspace_bytes: plan.workspace_bytes,
+            workspace_bytes: builder_bytes(plan, q.micro_batching.num_micro_batches).1,
             ..group(g, &selections[first].refused, &model.mixers)
         };
         entry.layers = layers(model, entry.layers.iter().map(|l| *l as usize));
@@ -143,7 +145,8 @@ pub(super) fn planned(
         "what the backends allow of the default"
     };
     r.option("graph_mode", q.graph_mode.map(|m| m.to_string()), p.graph.mode, why);
-    r.memory.metadata_bytes = p.builders.iter().map(|b| b.persistent_bytes + b.workspace_bytes).sum();
+    let n = q.micro_batching.num_micro_batches;
+    r.memory.metadata_bytes = p.builders.iter().map(|b| builder_bytes(b, n).0).sum();
     p.capacity(r, model, q)
 }
 

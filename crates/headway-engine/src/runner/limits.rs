@@ -1,9 +1,9 @@
 //! The limits of steps and requests: as asked, or defaults with their reasons; and the options that
 //! this build refuses by name.
 
-use super::StartupError;
+use super::{StartupError, micro_batches};
 use crate::{models::ModelPlan, options::EngineOptions};
-use headway_attention::KvCacheSpec;
+use headway_attention::{KvCacheSpec, group::graph::MicroBatching};
 
 /// Limits in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Limits {
     pub max_num_tokens: usize,
     /// Tokens of a request.
     pub max_model_len: usize,
+    /// How steps are cut.
+    pub micro_batching: MicroBatching,
 }
 
 /// Requests in a step, where not asked.
@@ -54,7 +56,8 @@ impl Limits {
         let tokens = positive("--max-num-batched-tokens", options.max_num_batched_tokens)?;
         let max_num_tokens = tokens.unwrap_or_else(|| DEFAULT_MAX_NUM_BATCHED_TOKENS.max(seqs.unwrap_or(0)));
         let max_num_reqs = seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(max_num_tokens));
-        Ok(Self { max_num_reqs, max_num_tokens, max_model_len })
+        let micro_batching = micro_batches::resolve(options, max_num_tokens)?;
+        Ok(Self { max_num_reqs, max_num_tokens, max_model_len, micro_batching })
     }
 
     /// Holds the buffers of the largest step against the memory that is free, before any is allocated:
@@ -118,7 +121,6 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
         }
         _ => Ok(()),
     };
-    one("--micro-batches", o.micro_batches, 1, "supported: 1")?;
     one("--speculative-tokens", o.speculative_tokens, 0, "supported: 0")?;
     one("--tp", o.tensor_parallel, 1, "supported: 1")?;
     one("--dcp", o.decode_context_parallel, 1, "supported: 1")?;
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn buffers_that_never_fit_are_refused_by_the_option_that_decides() {
-        let fine = Limits { max_num_reqs: 64, max_num_tokens: 512, max_model_len: 4096 };
+        let fine = Limits::resolve(&EngineOptions::default(), &plan()).unwrap();
         let available = Some(1 << 30);
         assert!(fine.fit(&plan(), available).is_ok());
         for (limits, option) in [

@@ -9,6 +9,7 @@ pub mod error;
 mod inputs;
 pub mod limits;
 pub mod memory;
+pub mod micro_batches;
 pub mod model_runner;
 mod needs;
 pub(crate) mod present;

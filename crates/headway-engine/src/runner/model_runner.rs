@@ -1,9 +1,10 @@
-//! Lifetime: the model. Runs steps: writes the inputs, builds each group's metadata once, and calls
-//! the decoder. Nothing here grows with the number of layers.
+//! Lifetime: the model. Runs steps: writes the inputs, builds each group's metadata once (once a micro-batch where the
+//! step is cut), and calls the decoder. Nothing here grows with the number of layers.
 
 use super::{
     StartupReport,
     inputs::{InputBuffers, TokenInputs},
+    micro_batches::MicroBatches,
     step_times::{Laps, StepTimes},
 };
 use crate::{
@@ -22,6 +23,7 @@ pub struct ModelRunner {
     pub(super) step: StepMetadata,
     pub(super) inputs: InputBuffers,
     pub(super) commons: Vec<CommonAttentionMetadata>,
+    pub(super) micro: MicroBatches,
     pub(super) report: StartupReport,
     pub(crate) times: StepTimes,
 }
@@ -38,8 +40,17 @@ impl ModelRunner {
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
     ) -> Result<TensorMut<'_>, ModelError> {
         let mut laps = Laps::start();
-        let tokens = self.prepare(plan, table, &mut laps)?;
-        let logits = self.decoder.forward(&*self.ops, &tokens.decoder(), &self.step, &mut self.kv)?;
+        let (tokens, cut) = self.prepare(plan, table, &mut laps)?;
+        let cx = &*self.ops;
+        let logits = if cut {
+            let mut rows = 0;
+            for (part, step) in self.micro.parts() {
+                rows += self.decoder.forward_part(cx, &part.decoder(), step, &mut self.kv, rows)?;
+            }
+            self.decoder.logits(cx, rows)?
+        } else {
+            self.decoder.forward(cx, &tokens.decoder(), &self.step, &mut self.kv)?
+        };
         laps.lap(&mut self.times.forward);
         self.times.steps += 1;
         Ok(logits)
@@ -52,28 +63,39 @@ impl ModelRunner {
     /// As [`ModelRunner::execute`].
     pub fn encode(&mut self, plan: &StepPlan) -> Result<TensorMut<'_>, ModelError> {
         let mut laps = Laps::start();
-        let tokens = self.prepare(plan, |_, _| None, &mut laps)?;
+        // Start-up refuses micro-batches for such models: all their steps run whole.
+        let (tokens, _) = self.prepare(plan, |_, _| None, &mut laps)?;
         let states = self.decoder.encode(&*self.ops, &tokens.decoder(), &self.step, &mut self.kv)?;
         laps.lap(&mut self.times.forward);
         self.times.steps += 1;
         Ok(states)
     }
 
-    /// Writes a step's inputs and builds every group's metadata.
+    /// Writes a step's inputs and builds every group's metadata, in parts where the step is cut: whether it is.
     fn prepare<'t>(
         &mut self,
         plan: &StepPlan,
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
         laps: &mut Laps,
-    ) -> Result<TokenInputs, ModelError> {
+    ) -> Result<(TokenInputs, bool), ModelError> {
         // Metadata holds views of the input buffers: dropped first, so that these can be recycled.
         self.step.clear();
+        self.micro.clear();
         self.commons.clear();
         let tokens = self.inputs.write(&*self.ops, plan, table, &mut self.commons)?;
         laps.lap(&mut self.times.inputs);
-        build_step(&mut self.groups, &*self.ops, &self.commons, 0, false, &mut self.step)?;
+        let (cx, groups) = (&*self.ops, &mut self.groups);
+        let cut = self.micro.cut(cx, groups, &tokens, &self.commons)?;
+        if !cut {
+            build_step(groups, cx, &self.commons, 0, false, &mut self.step)?;
+        }
         laps.lap(&mut self.times.metadata);
-        Ok(tokens)
+        Ok((tokens, cut))
+    }
+
+    /// Steps that ran in micro-batches since start-up.
+    pub fn cut_steps(&self) -> u64 {
+        self.micro.cut_steps
     }
 
     /// Where the time of all steps went.
@@ -109,6 +131,6 @@ impl ModelRunner {
     /// How often an input buffer had to be allocated anew because an earlier step's view was alive; 0 in
     /// a sound step loop.
     pub fn input_reallocs(&self) -> usize {
-        self.inputs.reallocs()
+        self.inputs.reallocs() + self.micro.reallocs()
     }
 }

@@ -6,6 +6,7 @@ use super::{
     capacity,
     devices::OpenDevice,
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
+    micro_batches::builder_bytes,
     needs,
     report::{GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
 };
@@ -16,7 +17,7 @@ use crate::{
 };
 use headway_attention::{
     AttentionGroup, AttentionGroupPlan, AttnLayer, KvCacheSpec,
-    group::{kv::page::RequestLimits, plan::KvCachePlan},
+    group::{graph::MicroBatching, kv::page::RequestLimits, plan::KvCachePlan},
     process::select::{Refused, Selection},
 };
 use headway_tensor::DType;
@@ -181,7 +182,7 @@ fn options_in_force(
     r.option("graph_mode", o.graph_mode.clone(), "NONE", "the CPU has no graphs to capture");
     let asked = o.batch_invariant.then(|| "true".to_owned());
     r.option("batch_invariant", asked, o.batch_invariant, "the default");
-    r.option("micro_batches", text(o.micro_batches), 1, "the default");
+    micro_batches(r, o, &limits.micro_batching);
     r.option("speculative_tokens", text(o.speculative_tokens), 0, "the default");
     r.option(
         "max_model_len",
@@ -212,6 +213,19 @@ fn options_in_force(
     r.option("dcp", text(o.decode_context_parallel), 1, "the default");
 }
 
+/// How steps are cut.
+pub(crate) fn micro_batches(r: &mut StartupReport, o: &EngineOptions, m: &MicroBatching) {
+    let text = |v: Option<usize>| v.map(|v| v.to_string());
+    let why = match m.num_micro_batches {
+        1 => "of steps in micro-batches, and none is cut",
+        _ => "the default; smaller steps run whole",
+    };
+    let (decode, prefill) = (m.decode_token_threshold, m.prefill_token_threshold);
+    r.option("micro_batches", text(o.micro_batches), m.num_micro_batches, "the default");
+    r.option("micro_batch_decode_tokens", text(o.micro_batch_decode_tokens), decode, why);
+    r.option("micro_batch_prefill_tokens", text(o.micro_batch_prefill_tokens), prefill, why);
+}
+
 /// The block size: asked or preferred, and in force.
 pub(crate) fn block_size(r: &mut StartupReport, asked: Option<usize>, blocks: &BlockSizes) {
     let why = match blocks.in_force == blocks.preferred {
@@ -232,17 +246,22 @@ pub(super) fn prefix_caching(r: &mut StartupReport, o: &EngineOptions, unshared:
 }
 
 /// What is known once everything is allocated.
-pub(super) fn finish(r: &mut StartupReport, groups: &[AttentionGroup], decoder: &Decoder, kv_bytes: usize) {
+pub(super) fn finish(
+    r: &mut StartupReport,
+    groups: &[AttentionGroup],
+    decoder: &Decoder,
+    kv_bytes: usize,
+    micro_batches: usize,
+) {
     r.warnings.extend(unused::warning(decoder.unused_tensors()));
     r.memory.packed_weights_bytes = decoder.taken().bytes as u64;
     r.packing_seconds = decoder.taken().time.as_secs_f64();
     r.memory.activations_bytes = decoder.buffer_bytes() as u64;
     r.memory.kv_cache_bytes = kv_bytes as u64;
-    r.memory.metadata_bytes =
-        groups.iter().map(|g| g.plan().persistent_bytes + g.plan().workspace_bytes).sum();
+    r.memory.metadata_bytes = groups.iter().map(|g| builder_bytes(g.plan(), micro_batches).0).sum();
     for (report, g) in r.groups.iter_mut().zip(groups) {
         report.graph_support = g.plan().graph_support.to_string();
         report.reorder_batch_threshold = g.plan().reorder_batch_threshold;
-        report.workspace_bytes = g.plan().workspace_bytes;
+        report.workspace_bytes = builder_bytes(g.plan(), micro_batches).1;
     }
 }

@@ -67,7 +67,7 @@ pub struct GroupReport {
     pub graph_support: String,
     /// The builder's threshold for decodes first.
     pub reorder_batch_threshold: Option<usize>,
-    /// Bytes of scratch that the group's layers share.
+    /// Bytes of scratch that the group's layers share, over all micro-batches.
     pub workspace_bytes: u64,
 }
 
@@ -159,7 +159,7 @@ pub struct MemoryReport {
     pub kv_cache_tokens: u64,
     /// Requests of full length that fit, with fractions.
     pub full_length_requests: f64,
-    /// Builders' persistent buffers and workspaces.
+    /// Builders' persistent buffers and workspaces, over all micro-batches.
     pub metadata_bytes: u64,
 }
 

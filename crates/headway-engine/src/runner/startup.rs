@@ -6,7 +6,9 @@ use super::{
     devices::{self, OpenDevice},
     inputs::InputBuffers,
     limits::{self, Limits},
-    memory, needs, present,
+    memory,
+    micro_batches::{self, MicroBatches},
+    needs, present,
     step_times::StepTimes,
 };
 use crate::{
@@ -90,6 +92,7 @@ impl Startup {
 fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> Result<Decided, StartupError> {
     let plan = arch::plan(files)?;
     let limits = Limits::resolve(options, &plan)?;
+    micro_batches::refuse_without_logits(&limits.micro_batching, &plan)?;
     let kv_dtype = needs::kv_cache_dtype(files, options)?;
     let registry = match &options.registry {
         Some(r) => r.clone(),
@@ -111,6 +114,10 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         let table = options.backend_config.get(&name);
         configs.insert(name, s.backend.parse_config(table)?);
     }
+    let builders = cache.attention_groups.iter();
+    let builders = builders.map(|g| g.backend.plan(&g.info, &configs[&*g.backend.rules().name]));
+    let builders = builders.collect::<Result<Vec<_>, _>>()?;
+    micro_batches::fit(&limits.micro_batching, builders.iter(), memory::available_bytes())?;
     // A state at the end of a prompt is no state at the end of a shared beginning.
     let has = |f: fn(&KvCacheSpec) -> bool| cache.kv_cache_groups.iter().any(|g| f(&g.spec));
     // Nor are keys and values of a decoder that read another input.
@@ -223,7 +230,7 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
         .iter()
         .map(|g| {
             let config = &decided.configs[&*g.backend.rules().name];
-            AttentionGroup::new(&*g.backend, cx, g.kv_cache_group, g.info.clone(), config, 1, g.shares_with)
+            AttentionGroup::from_plan(g, cx, config, decided.limits.micro_batching.num_micro_batches)
         })
         .collect::<Result<Vec<_>, _>>()?;
     let buf = match cx.alloc(cache.total_bytes) {
@@ -235,9 +242,11 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
     let l = &decided.limits;
     let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, longest(&decided.plan, l), &specs);
     let mut report = decided.report.clone();
-    present::finish(&mut report, &groups, &decoder, kv.bytes());
+    present::finish(&mut report, &groups, &decoder, kv.bytes(), l.micro_batching.num_micro_batches);
+    let step = StepMetadata::new(cache.group_of_layer.clone());
     Ok(ModelRunner {
-        step: StepMetadata::new(cache.group_of_layer.clone()),
+        micro: MicroBatches::new(cx, l.micro_batching, l.max_num_reqs, l.max_num_reqs, &step),
+        step,
         ops: device.ops,
         commons: vec![],
         decoder,

@@ -242,9 +242,15 @@ pub struct EngineArgs {
     /// The same answer, bit for bit, whatever else runs beside it.
     #[arg(long, env = "HEADWAY_BATCH_INVARIANT", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", default_value = "false", hide_possible_values = true, require_equals = true, value_parser = BoolishValueParser::new())]
     pub batch_invariant: bool,
-    /// Micro-batches of a step. [default: 1]
+    /// Cut steps into N micro-batches, each with builders of its own; smaller steps run whole. [default: 1]
     #[arg(long, env = "HEADWAY_MICRO_BATCHES", value_name = "N", value_parser = parse::at_least_one)]
     pub micro_batches: Option<usize>,
+    /// Tokens from which on a step of decodes is cut into micro-batches. [default: 32]
+    #[arg(long, env = "HEADWAY_MICRO_BATCH_DECODE_TOKENS", value_name = "N", value_parser = parse::at_least_one)]
+    pub micro_batch_decode_tokens: Option<usize>,
+    /// Tokens from which on any other step is cut into micro-batches. [default: 512]
+    #[arg(long, env = "HEADWAY_MICRO_BATCH_PREFILL_TOKENS", value_name = "N", value_parser = parse::at_least_one)]
+    pub micro_batch_prefill_tokens: Option<usize>,
     /// Tokens to draft in a step. [default: 0]
     #[arg(long, env = "HEADWAY_SPECULATIVE_TOKENS", value_name = "N", value_parser = parse::whole::<usize>)]
     pub speculative_tokens: Option<usize>,
@@ -299,6 +305,8 @@ impl EngineArgs {
             graph_mode: self.graph_mode.clone(),
             batch_invariant: self.batch_invariant,
             micro_batches: self.micro_batches,
+            micro_batch_decode_tokens: self.micro_batch_decode_tokens,
+            micro_batch_prefill_tokens: self.micro_batch_prefill_tokens,
             speculative_tokens: self.speculative_tokens,
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,

@@ -58,7 +58,7 @@ fn the_report_has_every_field() {
 }
 
 /// Options with a value that differs from the default where one can.
-const OPTIONS: [(&str, &str, &str); 18] = [
+const OPTIONS: [(&str, &str, &str); 20] = [
     ("device", "cpu", "cpu"),
     ("dtype", "f32", "float32"),
     ("kv_cache_dtype", "float16", "float16"),
@@ -68,7 +68,9 @@ const OPTIONS: [(&str, &str, &str); 18] = [
     ("backend_per_kind", "full=CPU_ATTN", "full=CPU_ATTN"),
     ("graph_mode", "none", "NONE"),
     ("batch_invariant", "true", "true"),
-    ("micro_batches", "1", "1"),
+    ("micro_batches", "2", "2"),
+    ("micro_batch_decode_tokens", "3", "3"),
+    ("micro_batch_prefill_tokens", "16", "16"),
     ("speculative_tokens", "0", "0"),
     ("max_model_len", "64", "64"),
     ("max_num_seqs", "4", "4"),

@@ -208,8 +208,29 @@ impl Decoder {
         step: &StepMetadata,
         kv: &mut KvPool,
     ) -> Result<TensorMut<'_>, ModelError> {
+        let rows = self.forward_part(ops, input, step, kv, 0)?;
+        self.logits(ops, rows)
+    }
+
+    /// Runs the layers over a part of a step, and keeps its wanted rows behind the `first_row` ones of the parts before
+    /// it, for [`Decoder::logits`]. Returns how many these are.
+    ///
+    /// # Errors
+    /// As [`Decoder::forward`].
+    pub fn forward_part(
+        &mut self,
+        ops: &dyn Ops,
+        input: &DecoderInput<'_>,
+        step: &StepMetadata,
+        kv: &mut KvPool,
+        first_row: usize,
+    ) -> Result<usize, ModelError> {
         self.layers(ops, input, step, kv)?;
-        self.head(ops, input.token_ids.len(), input.logits_rows)
+        let (b, hidden, rows) = (&mut self.buffers, self.plan.hidden_size, input.logits_rows);
+        let end = first_row + rows.len();
+        let last = b.last.view_mut_as(&[end, hidden])?.rows(first_row..end)?;
+        ops.gather_rows(b.hidden.view_as(&[input.token_ids.len(), hidden])?, rows, last)?;
+        Ok(rows.len())
     }
 
     /// Runs one step of a model that gives hidden states, and returns those of every token, normed where the
@@ -303,11 +324,13 @@ impl Decoder {
         Ok(s.n)
     }
 
-    /// Final norm and head, for the wanted rows alone.
-    fn head(&mut self, ops: &dyn Ops, n: usize, rows: &View<i32>) -> Result<TensorMut<'_>, ModelError> {
+    /// Final norm and head, for the wanted rows of all parts of a step.
+    ///
+    /// # Errors
+    /// More rows than a step can want.
+    pub fn logits(&mut self, ops: &dyn Ops, rows: usize) -> Result<TensorMut<'_>, ModelError> {
         let (b, hidden) = (&mut self.buffers, self.plan.hidden_size);
-        let shape = [rows.len(), hidden];
-        ops.gather_rows(b.hidden.view_as(&[n, hidden])?, rows, b.last.view_mut_as(&shape)?)?;
+        let shape = [rows, hidden];
         if let Some(w) = &self.final_norm {
             ops.rms_norm_in_place(b.last.view_mut_as(&shape)?, w, self.plan.norm_eps)?;
         }
@@ -315,7 +338,7 @@ impl Decoder {
             let what = "logits of a model that gives hidden states".into();
             return Err(headway_tensor::TensorError::Unsupported(what).into());
         };
-        let out = [rows.len(), self.plan.vocab_size];
+        let out = [rows, self.plan.vocab_size];
         ops.linear(&**lm_head, b.last.view_as(&shape)?, b.logits.view_mut_as(&out)?)?;
         if self.plan.logit_scale != 1.0 || self.plan.final_logit_soft_cap.is_some() {
             let cap = self.plan.final_logit_soft_cap;

@@ -1,101 +1,12 @@
-//! Lifetime: one step. Micro-batches: where a batch is cut, and the part of the metadata that each gets.
+//! The part of a step's inputs and of a group's metadata that a micro-batch gets.
 
-use super::common::{CommonAttentionMetadata, StepInputs};
-use crate::{AttentionError, Result};
+use super::MicroBatchSlice;
+use crate::{
+    AttentionError, Result,
+    step::common::{CommonAttentionMetadata, StepInputs},
+};
 use headway_tensor::{Exec, Persistent};
 use std::{ops::Range, sync::Arc};
-
-/// A micro-batch: half-open ranges of requests and of tokens. A request may lie in two of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MicroBatchSlice {
-    /// Requests.
-    pub requests: Range<usize>,
-    /// Tokens.
-    pub tokens: Range<usize>,
-}
-
-/// Whether a batch is worth cutting.
-pub fn exceeds_threshold(uniform_decode: bool, num_tokens: usize, decode: usize, prefill: usize) -> bool {
-    num_tokens >= if uniform_decode { decode } else { prefill }
-}
-
-/// Whether equal parts of the padded tokens leave nothing but padding for the last micro-batch.
-pub fn last_is_empty(num_tokens: usize, num_tokens_padded: usize, num_micro_batches: usize) -> bool {
-    let n = num_micro_batches.max(1);
-    (num_tokens_padded / n) * (n - 1) >= num_tokens
-}
-
-/// Cuts a batch into micro-batches before the tokens in `points` (rising). Each slice holds the requests
-/// that have a token in it.
-///
-/// # Errors
-/// Another number of points than cuts.
-pub fn slices(
-    num_scheduled_tokens: &[usize],
-    points: &[usize],
-    num_micro_batches: usize,
-) -> Result<Vec<MicroBatchSlice>> {
-    if points.len() + 1 != num_micro_batches {
-        return Err(AttentionError::Inputs(format!(
-            "the split points {points:?} don't make {num_micro_batches} micro-batches"
-        )));
-    }
-    Ok(cut_at(num_scheduled_tokens, points))
-}
-
-fn cut_at(num_scheduled_tokens: &[usize], points: &[usize]) -> Vec<MicroBatchSlice> {
-    let mut ends = vec![0];
-    for n in num_scheduled_tokens {
-        ends.push(ends[ends.len() - 1] + n);
-    }
-    let total = ends[ends.len() - 1];
-    let mut out = vec![];
-    let mut start = 0;
-    for end in points.iter().copied().chain([total]) {
-        // The last request that begins at or before `start`; the first that ends at or after `end`.
-        let first = ends.partition_point(|&e| e <= start).saturating_sub(1);
-        let last = ends.partition_point(|&e| e < end);
-        out.push(MicroBatchSlice { requests: first..last, tokens: start..end });
-        start = end;
-    }
-    out
-}
-
-/// Points that cut so many tokens into equal parts.
-pub fn equal_points(num_tokens_padded: usize, num_micro_batches: usize) -> Vec<usize> {
-    let n = num_micro_batches.max(1);
-    (1..n).map(|i| i * (num_tokens_padded / n)).collect()
-}
-
-/// The slices with the last one widened over the padding.
-pub fn pad_last(
-    mut slices: Vec<MicroBatchSlice>,
-    num_tokens_padded: usize,
-    num_reqs_padded: usize,
-) -> Vec<MicroBatchSlice> {
-    if let Some(last) = slices.last_mut() {
-        last.tokens.end = num_tokens_padded;
-        last.requests.end = num_reqs_padded;
-    }
-    slices
-}
-
-/// Equal parts of the padded tokens. A request lies in every slice that holds a token of it; a slice of
-/// padding alone holds the last request, and the padding's rows lie in the last slice.
-pub fn slices_of_padded(
-    query_lens: &[usize],
-    num_tokens_padded: usize,
-    num_reqs_padded: usize,
-    num_micro_batches: usize,
-) -> Vec<MicroBatchSlice> {
-    let points = equal_points(num_tokens_padded, num_micro_batches);
-    let mut slices = pad_last(cut_at(query_lens, &points), num_tokens_padded, num_reqs_padded);
-    for s in &mut slices {
-        s.requests.start = s.requests.start.min(query_lens.len().saturating_sub(1));
-        s.requests.end = s.requests.end.min(num_reqs_padded);
-    }
-    slices
-}
 
 /// `query_start_loc` of some of the requests, from 0.
 pub fn slice_query_start_loc(query_start_loc: &[i32], requests: Range<usize>) -> Vec<i32> {
@@ -116,6 +27,11 @@ impl SliceBuffers {
             query_start_loc: Persistent::new(cx, max_num_reqs + 1),
             seq_lens: Persistent::new(cx, max_num_reqs),
         }
+    }
+
+    /// How often a view of an earlier step that was still alive forced fresh memory to be allocated.
+    pub fn reallocs(&self) -> usize {
+        self.query_start_loc.reallocs() + self.seq_lens.reallocs()
     }
 }
 
@@ -148,10 +64,32 @@ fn cut(inputs: &StepInputs, slice: &MicroBatchSlice) -> Result<Cut> {
     Ok(Cut { requests, tokens, query_start_loc, after })
 }
 
+/// Whether a row of the slice sees a key that comes after the slice, which isn't written when the slice runs: the slice
+/// ends inside a request that is not causal, or inside a range that sees both ways. Such a step has to run whole.
+pub fn sees_past(common: &CommonAttentionMetadata, slice: &MicroBatchSlice) -> bool {
+    let (inputs, end) = (&common.inputs, slice.tokens.end);
+    let starts = inputs.query_start_loc.host();
+    let Some(last) = slice.requests.end.checked_sub(1).filter(|r| r + 1 < starts.len()) else { return false };
+    let after = starts[last + 1] - end as i32;
+    if after <= 0 {
+        return false;
+    }
+    let position = inputs.seq_lens_upper_bound[last] - after;
+    !common.causal().of(last) || ranges_around(inputs, last, position).is_some()
+}
+
+/// A request's range that begins before the position and ends after it.
+fn ranges_around(inputs: &StepInputs, request: usize, position: i32) -> Option<&Range<usize>> {
+    let ranges = inputs.mm_prefix_ranges.as_ref().and_then(|r| r.get(request))?;
+    let at = usize::try_from(position).unwrap_or(0);
+    ranges.iter().find(|r| r.start < at && at < r.end)
+}
+
 /// The step's inputs of a micro-batch. Every field has a rule here: a new one does not compile without.
 ///
 /// # Errors
-/// A slice outside the batch; a cut inside a request whose exact length only the device knows.
+/// A slice outside the batch; a cut inside a request whose exact length only the device knows, or inside a range that
+/// sees both ways.
 pub fn slice_inputs(
     inputs: &StepInputs,
     slice: &MicroBatchSlice,
@@ -213,6 +151,17 @@ pub fn slice_inputs(
     out.dcp_local_seq_lens_upper_bound =
         dcp_local_seq_lens_upper_bound.as_ref().map(|v| v[r.clone()].to_vec());
     out.mm_prefix_ranges = mm_prefix_ranges.as_ref().map(|v| v[r.clone()].to_vec());
+    if c.after > 0 {
+        let (last, len) = (r.end - 1, out.seq_lens_upper_bound[n - 1]);
+        if let Some(range) = ranges_around(inputs, last, len) {
+            return Err(AttentionError::Inputs(format!(
+                "a micro-batch ends at position {len} of a request, inside the range {range:?} that sees both ways"
+            )));
+        }
+        // What begins after the part's tokens is for the next part.
+        let ranges = out.mm_prefix_ranges.as_mut().and_then(|v| v.last_mut());
+        ranges.into_iter().for_each(|v| v.retain(|range| range.end as i64 <= i64::from(len)));
+    }
     out.rswa_prefix_lens = rswa_prefix_lens.as_ref().map(|v| v.slice(r.clone()));
     out.encoder_seq_lens = encoder_seq_lens.as_ref().map(|v| v.slice(r.clone()));
     // Indices of all micro-batches' tokens; those of one are found by the model, which knows the tokens.
@@ -224,7 +173,7 @@ pub fn slice_inputs(
 /// A group's metadata of a micro-batch, over the micro-batch's inputs.
 ///
 /// # Errors
-/// As [`CommonAttentionMetadata::new`].
+/// A cut inside a request that isn't causal; as [`CommonAttentionMetadata::new`].
 pub fn slice_common(
     common: &CommonAttentionMetadata,
     slice: &MicroBatchSlice,
@@ -242,6 +191,11 @@ pub fn slice_common(
     } = common;
     let s = *block_table_stride;
     let r = slice.requests.clone();
+    if sees_past(common, slice) {
+        return Err(AttentionError::Inputs(format!(
+            "the micro-batch {slice:?} ends inside a request whose tokens see those after it"
+        )));
+    }
     if r.end * s > block_table.len() || slice.tokens.end > slot_mapping.len() {
         return Err(AttentionError::Inputs(format!(
             "the micro-batch {slice:?} ends past its group's block table"

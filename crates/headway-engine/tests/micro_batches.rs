@@ -13,9 +13,17 @@ use std::{
 };
 use support::options;
 
-/// One group, windows beside full attention, experts, latent attention, states beside attention, both in one layer.
-const MODELS: [&str; 6] =
-    ["tiny-llama", "tiny-gemma3", "tiny-qwen3-moe", "tiny-deepseek-v2-yarn", "tiny-bamba", "tiny-falcon-h1"];
+/// One group, windows beside full attention, layers that share caches, experts, latent attention, states beside
+/// attention, both in one layer.
+const MODELS: [&str; 7] = [
+    "tiny-llama",
+    "tiny-gemma3",
+    "tiny-gemma4",
+    "tiny-qwen3-moe",
+    "tiny-deepseek-v2-yarn",
+    "tiny-bamba",
+    "tiny-falcon-h1",
+];
 
 /// Prompts of one token, of a block and around it, and longer than most steps; two begin alike.
 fn requests() -> Vec<GenerateRequest> {
@@ -142,4 +150,14 @@ fn the_report_counts_the_builders_of_every_micro_batch() {
         let twice = one.1.iter().map(|b| 2 * b).collect::<Vec<_>>();
         assert_eq!((2 * one.0, twice), two, "{model}");
     }
+}
+
+#[test]
+fn models_that_give_hidden_states_run_whole() {
+    let model = testdata::model_dir("tiny-roberta").unwrap();
+    let e = LlmEngine::open(&model, &cut(2, 2, 64, false), &mut |_, _| ()).err().unwrap().to_string();
+    assert!(
+        e.contains("--micro-batches 2") && e.contains("hidden states") && e.contains("leave it out"),
+        "{e}"
+    );
 }

@@ -49,19 +49,19 @@ pub fn resolve(o: &EngineOptions, max_num_tokens: usize) -> std::result::Result<
     })
 }
 
-/// Models that give hidden states of all tokens run their steps whole.
+/// Models with an encoder run their steps whole: its tokens see each other both ways, and are there for all parts.
 ///
 /// # Errors
 /// Micro-batches for one of them.
-pub(super) fn refuse_without_logits(
+pub(super) fn refuse_encoders(
     micro: &MicroBatching,
     plan: &ModelPlan,
 ) -> std::result::Result<(), StartupError> {
-    if micro.num_micro_batches > 1 && plan.pooling.is_some() {
+    if micro.num_micro_batches > 1 && (plan.pooling.is_some() || plan.encoder.is_some()) {
         return Err(StartupError::Option {
             option: "--micro-batches",
             value: micro.num_micro_batches.to_string(),
-            why: format!("{} gives hidden states, and such steps run whole; leave it out", plan.architecture),
+            why: format!("{} has an encoder, and such steps run whole; leave it out", plan.architecture),
         });
     }
     Ok(())
@@ -202,6 +202,7 @@ fn part_of(
         token_ids: whole.token_ids.slice(t.clone()),
         positions: whole.positions.slice(t),
         logits_rows,
+        encoder: None,
     })
 }
 

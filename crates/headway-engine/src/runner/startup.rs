@@ -92,7 +92,7 @@ impl Startup {
 fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> Result<Decided, StartupError> {
     let plan = arch::plan(files)?;
     let limits = Limits::resolve(options, &plan)?;
-    micro_batches::refuse_without_logits(&limits.micro_batching, &plan)?;
+    micro_batches::refuse_encoders(&limits.micro_batching, &plan)?;
     let kv_dtype = needs::kv_cache_dtype(files, options)?;
     let registry = match &options.registry {
         Some(r) => r.clone(),

@@ -110,6 +110,41 @@ fn transposed(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
 }
 
 #[test]
+fn a_score_correction_that_is_no_number_is_refused_by_name() {
+    // The tensors of a V2, with what V3 has beside them.
+    let name = "tiny-deepseek-v2-yarn";
+    let experts = checkpoint(name).get("model.layers.1.mlp.gate.weight").unwrap().shape()[0];
+    let bias = |i: usize| format!("model.layers.{i}.mlp.gate.e_score_correction_bias");
+    let open = |correction: f32| {
+        let mut all = tensors(name);
+        let layers: Vec<usize> =
+            (0..8).filter(|i| all.contains_key(&format!("model.layers.{i}.mlp.gate.weight"))).collect();
+        for i in &layers {
+            let mut values = vec![0.0f32; experts];
+            values[experts - 1] = if i == layers.last().unwrap() { correction } else { 0.0 };
+            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            all.insert(bias(*i), (Dtype::F32, vec![experts], bytes));
+        }
+        let dir = write(name, &all, Value::Null);
+        let config = dir.path().join("config.json");
+        let mut json: Value = serde_json::from_str(&fs::read_to_string(&config).unwrap()).unwrap();
+        json["architectures"] = json!(["DeepseekV3ForCausalLM"]);
+        for field in ["topk_method", "scoring_func", "n_group"] {
+            json[field] = Value::Null;
+        }
+        fs::write(config, json.to_string()).unwrap();
+        let opened = UnderTest::open(dir.path(), &options("auto")).map(|_| ());
+        (opened.map_err(|e| e.to_string()), bias(*layers.last().unwrap()))
+    };
+    assert_eq!(open(0.5).0, Ok(()));
+    for wrong in [f32::NAN, f32::INFINITY] {
+        let (e, name) = open(wrong);
+        let e = e.unwrap_err();
+        assert!(e.contains(&format!("{name} has {wrong} at {}", experts - 1)), "{e}");
+    }
+}
+
+#[test]
 fn gpt_oss_in_mxfp4_is_its_dequantised_twin() {
     let (mut packed, mut plain) = (tensors("tiny-gpt-oss"), tensors("tiny-gpt-oss"));
     let c = checkpoint("tiny-gpt-oss");

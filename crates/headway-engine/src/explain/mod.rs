@@ -34,6 +34,10 @@ pub fn explain(
 ) -> Result<Outcome, ExplainError> {
     let query = Query::new(model, weights_bytes, options, contenders)?;
     let mut outcome = resolve(model, &query, contenders);
+    // No option mends what the model's own files say.
+    if matches!(contenders, Contenders::Own(_)) && model.refused.is_some() {
+        return Ok(outcome);
+    }
     outcome.report.suggestions = change::suggestions(model, weights_bytes, options, contenders, &outcome);
     Ok(outcome)
 }

@@ -78,10 +78,16 @@ pub fn resolve(model: &ModelNeeds, query: &Query, contenders: &Contenders) -> Ou
                 return fails(report, e, Verdict::NoBackend, picks);
             }
         };
+    let refused = model.refused.as_ref().filter(|_| matches!(contenders, Contenders::Own(_)));
     match plan(model, query, &selections) {
         Ok(p) => {
             let graph_mode = p.graph.mode;
-            match report::planned(&mut report, model, query, &selections, &p) {
+            let planned = report::planned(&mut report, model, query, &selections, &p);
+            match planned {
+                Ok(()) if refused.is_some() => {
+                    report.error = refused.cloned();
+                    Outcome { report, verdict: Verdict::Fails, picks, graph_mode }
+                }
                 Ok(()) => Outcome { report, verdict: Verdict::Starts, picks, graph_mode },
                 Err(e) => fails(report, e.to_string(), Verdict::Fails, picks),
             }

@@ -24,6 +24,7 @@ pub mod open;
 pub mod safetensors;
 
 pub use checkpoint::Checkpoint;
+pub use dequantise::refuse_quantisation;
 pub use error::LoadError;
 pub use gguf::GgufFile;
 pub use mmap::map_file;

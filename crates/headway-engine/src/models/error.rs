@@ -52,6 +52,18 @@ pub enum ModelError {
         /// What the plan says.
         expected: Vec<usize>,
     },
+    /// A number that everything after it would inherit.
+    #[error("{file}: tensor {name} has {value} at {index}; the file is damaged: download it again")]
+    NotFinite {
+        /// The weight file or folder.
+        file: String,
+        /// The tensor.
+        name: String,
+        /// NaN or an infinity.
+        value: f32,
+        /// Its place.
+        index: usize,
+    },
     /// The files hold layers that the config doesn't count.
     #[error(
         "{file}: tensor {name} belongs to a layer that the config doesn't have ({layers} layers); the files don't belong \

@@ -23,7 +23,7 @@ pub(super) fn unused(
         if used.contains(name) || DERIVED.iter().any(|d| name.ends_with(d)) {
             continue;
         }
-        if layer_of(name).is_some_and(|layer| layer >= plan.layers.len()) {
+        if layer_of(name).is_some_and(|layer| layer >= plan.layers.len() + plan.drafting_layers) {
             return Err(ModelError::ExtraLayer {
                 file: checkpoint.describe(),
                 name: name.into(),

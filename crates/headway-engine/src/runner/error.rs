@@ -55,6 +55,19 @@ pub enum StartupError {
         /// Bytes that could be had.
         available: u64,
     },
+    /// A builder's buffers don't fit.
+    #[error(
+        "{backend} needs {needed} bytes for its metadata and workspace, and {available} bytes are free; lower \
+         --max-num-batched-tokens, --max-num-seqs or --max-model-len, or what [backend.{backend}] sets"
+    )]
+    NoMemoryForBuilder {
+        /// Whose builder.
+        backend: String,
+        /// Bytes of its buffers.
+        needed: u64,
+        /// Bytes that could be had.
+        available: u64,
+    },
     /// The KV cache doesn't fit.
     #[error(
         "the KV cache has {budget} bytes, but one block needs {block} bytes in each of the pool's pages and two pages are the least; \

@@ -164,6 +164,7 @@ mod tests {
             ropes: vec![rope],
             layers: vec![],
             encoder: None,
+            drafting_layers: 0,
         }
     }
 

@@ -229,10 +229,18 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
         .attention_groups
         .iter()
         .map(|g| {
-            let config = &decided.configs[&*g.backend.rules().name];
-            AttentionGroup::from_plan(g, cx, config, decided.limits.micro_batching.num_micro_batches)
+            let name = &g.backend.rules().name;
+            let config = &decided.configs[&**name];
+            let parts = decided.limits.micro_batching.num_micro_batches;
+            let plan = g.backend.plan(&g.info, config)?;
+            let needed = plan.persistent_bytes.saturating_add(plan.workspace_bytes).saturating_mul(parts as u64);
+            if let Some(available) = memory::available_bytes().filter(|a| needed > *a) {
+                let backend = name.to_string();
+                return Err(StartupError::NoMemoryForBuilder { backend, needed, available });
+            }
+            Ok(AttentionGroup::from_plan(g, cx, config, parts)?)
         })
-        .collect::<Result<Vec<_>, _>>()?;
+        .collect::<Result<Vec<_>, StartupError>>()?;
     let buf = match cx.alloc(cache.total_bytes) {
         Some(mem) => KvBuf::Dev(mem),
         None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),

@@ -123,6 +123,15 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A number of requests that a measurement can hold at a time.
+pub fn requests(text: &str) -> Result<usize, String> {
+    const MOST: usize = 1 << 16;
+    match text.parse() {
+        Ok(n) if (1..=MOST).contains(&n) => Ok(n),
+        _ => Err(format!("give a whole number from 1 to {MOST}")),
+    }
+}
+
 /// A whole number of at least 0.
 pub fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "give a whole number of at least 0".into())

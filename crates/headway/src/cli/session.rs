@@ -82,11 +82,12 @@ pub fn print_report(r: &StartupReport) {
         r.memory.kv_bytes_per_token
     );
     note!(
-        "memory     weights {} ({} packed in {:.2} s), activations {}",
+        "memory     weights {} ({} packed in {:.2} s), activations {}, metadata and workspaces {}",
         mib(r.memory.weights_bytes),
         mib(r.memory.packed_weights_bytes),
         r.packing_seconds,
-        mib(r.memory.activations_bytes)
+        mib(r.memory.activations_bytes),
+        mib(r.memory.metadata_bytes)
     );
     note!("graphs     {}", r.graph_mode.in_force);
     for (name, o) in &r.options {

@@ -59,6 +59,19 @@ fn tensors_that_are_missing_or_of_another_shape() {
 }
 
 #[test]
+fn layers_that_draft_are_left_alone_where_the_config_counts_them() {
+    // The files have a third layer; the config has two, and one that predicts further tokens.
+    let fields = [("num_hidden_layers", json!(2)), ("num_nextn_predict_layers", json!(1))];
+    let r = Copy::with("config.json", &fields).generate();
+    assert_eq!(r.code, Some(0), "{}", r.err);
+    assert!(
+        r.err.contains("tensors of the files are not used") && r.err.contains("model.layers.2."),
+        "{}",
+        r.err
+    );
+}
+
+#[test]
 fn directories_without_a_model() {
     let copy = Copy::of(&llama());
     copy.remove("model.safetensors");

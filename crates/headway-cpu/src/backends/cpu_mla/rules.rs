@@ -16,6 +16,9 @@ pub(super) const NAME: &str = "CPU_MLA";
 pub(super) const LAYOUTS: [KvCacheLayout; 4] =
     [KvCacheLayout::LBNHC, KvCacheLayout::LBHNC, KvCacheLayout::BLNHC, KvCacheLayout::BLHNC];
 
+/// Most tokens of the workspace that can be asked for.
+const MOST_WORKSPACE_TOKENS: usize = 1 << 20;
+
 /// Latent attention on the CPU. See the [folder](super).
 pub enum CpuMla {}
 
@@ -23,21 +26,21 @@ pub enum CpuMla {}
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub struct CpuMlaConfig {
-    /// Tokens whose keys and values a prefill expands at a time, a multiple of 16; `None`: by the rule in the
+    /// Tokens whose keys and values a prefill expands at a time, a multiple of 16 up to 1,048,576; `None`: by the rule in the
     /// [folder](super).
     #[serde(deserialize_with = "workspace_tokens")]
     pub workspace_tokens: Option<usize>,
 }
 
 fn workspace_tokens<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
-    let tokens = usize::deserialize(d)?;
-    if tokens == 0 || !tokens.is_multiple_of(GROUP) {
-        return Err(D::Error::custom(format!(
-            "workspace_tokens = {tokens}: the workspace holds keys and values of a multiple of {GROUP} tokens, at \
-             least {GROUP}; give such a number, or leave it out"
-        )));
+    let tokens = i64::deserialize(d)?;
+    match usize::try_from(tokens) {
+        Ok(n) if (GROUP..=MOST_WORKSPACE_TOKENS).contains(&n) && n.is_multiple_of(GROUP) => Ok(Some(n)),
+        _ => Err(D::Error::custom(format!(
+            "workspace_tokens = {tokens}: the workspace holds keys and values of a multiple of {GROUP} tokens, from \
+             {GROUP} to {MOST_WORKSPACE_TOKENS}; give such a number, or leave it out"
+        ))),
     }
-    Ok(Some(tokens))
 }
 
 /// Refuses in the backend's name.

@@ -29,6 +29,14 @@ pub(super) enum Format {
     BlockFp8 { rows: usize, cols: usize },
 }
 
+/// Refuses a `config.json` (at `path`) whose weights are quantised in a way that isn't read.
+///
+/// # Errors
+/// The format, by name.
+pub fn refuse_quantisation(path: &Path, config: &Value) -> Result<(), LoadError> {
+    Format::of(path, config).map(|_| ())
+}
+
 impl Format {
     /// The format that a config's `quantization_config` names; `None` without one.
     ///

@@ -36,6 +36,11 @@ impl<'a> ConfigReader<'a> {
         self.json.get(field).filter(|v| !v.is_null())
     }
 
+    /// Whether a field is there and null, which says more than silence does.
+    pub fn is_null(&self, field: &str) -> bool {
+        self.json.get(field).is_some_and(Value::is_null)
+    }
+
     /// The first of `architectures`.
     pub fn architecture(&self) -> Result<String, ModelError> {
         self.get("architectures")
@@ -161,9 +166,15 @@ impl<'a> ConfigReader<'a> {
             return self.proportional(theta, head_size, partial, field("factor")?.unwrap_or(1.0));
         }
         let rotary_dim = (head_size as f64 * partial) as usize;
-        if theta <= 0.0 || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
-            return Err(self
-                .error("rope", format!("theta {theta} with {rotary_dim} rotated elements of {head_size}")));
+        if theta <= 0.0 {
+            return Err(self.error("rope_theta", format!("is {theta}; a number above 0 is needed")));
+        }
+        if rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
+            let why = format!(
+                "is {partial}: {rotary_dim} of {head_size} elements would be rotated; an even number of them, at least 2, \
+                 is needed"
+            );
+            return Err(self.error("partial_rotary_factor", why));
         }
         let scaling = match parameters.or_else(|| self.get("rope_scaling")) {
             Some(v) if v.is_object() => self.rope_scaling(v, rotary_dim)?,

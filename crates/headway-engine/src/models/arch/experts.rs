@@ -4,6 +4,7 @@
 use super::{
     ConfigReader,
     hf::{Names, Sizes, activation},
+    state_space::flag_or,
 };
 use crate::models::{
     ModelError,
@@ -13,10 +14,16 @@ use headway_tensor::{
     Activation, ExpertGroups, GroupScore, RouterScores, Routing, experts::MAX_EXPERT_GROUPS,
 };
 
+/// Far beyond published models.
+const MOST_EXPERTS: usize = 1 << 14;
+
 /// The counts of a config: experts, and how many a token goes to.
 fn counts(c: &ConfigReader<'_>, experts: &[&str], scores: RouterScores) -> Result<Routing, ModelError> {
     let field = experts.iter().copied().find(|f| c.get(f).is_some()).unwrap_or(experts[0]);
     let (n, k) = (c.usize(field)?, c.usize("num_experts_per_tok")?);
+    if n > MOST_EXPERTS {
+        return Err(c.error(field, format!("is {n}; at most {MOST_EXPERTS} are expected")));
+    }
     if k > n {
         let why = format!("is {k}, but {field} is {n}: a token can't go to more experts than there are");
         return Err(c.error("num_experts_per_tok", why));
@@ -24,14 +31,30 @@ fn counts(c: &ConfigReader<'_>, experts: &[&str], scores: RouterScores) -> Resul
     Ok(Routing::top_k(n, k, scores))
 }
 
+/// What a family's config class says where the file is silent.
+struct Defaults {
+    groups: usize,
+    chosen_groups: Option<usize>,
+    renormalize: bool,
+    scale: f64,
+}
+
 /// Groups of experts, where the config limits a token to some of more than one.
 fn groups(
     c: &ConfigReader<'_>,
     rule: &Routing,
     score: GroupScore,
+    defaults: &Defaults,
 ) -> Result<Option<ExpertGroups>, ModelError> {
-    let Some(count) = c.opt_usize("n_group")?.filter(|n| *n > 1) else { return Ok(None) };
-    let chosen = c.usize("topk_group")?;
+    let count = c.opt_usize("n_group")?.unwrap_or(if c.is_null("n_group") { 1 } else { defaults.groups });
+    if count == 1 {
+        return Ok(None);
+    }
+    let chosen = match (c.opt_usize("topk_group")?, defaults.chosen_groups) {
+        (Some(n), _) => n,
+        (None, Some(n)) if !c.is_null("topk_group") => n,
+        _ => c.usize("topk_group")?,
+    };
     let size = rule.experts / count;
     if !rule.experts.is_multiple_of(count) || count > MAX_EXPERT_GROUPS {
         let why = format!(
@@ -136,7 +159,8 @@ impl DeepSeekExperts {
             }
         };
         Self::scored_by(c, "softmax")?;
-        Self::read(c, RouterScores::Softmax, grouped.then_some(GroupScore::Best), false)
+        let silent = Defaults { groups: 1, chosen_groups: None, renormalize: false, scale: 1.0 };
+        Self::read(c, RouterScores::Softmax, grouped.then_some(GroupScore::Best), false, &silent)
     }
 
     /// V3: sigmoid, with a correction where experts are chosen.
@@ -149,7 +173,8 @@ impl DeepSeekExperts {
             }
         }
         Self::scored_by(c, "sigmoid")?;
-        Self::read(c, RouterScores::Sigmoid, Some(GroupScore::SumOfTwoBest), true)
+        let silent = Defaults { groups: 8, chosen_groups: Some(4), renormalize: true, scale: 2.5 };
+        Self::read(c, RouterScores::Sigmoid, Some(GroupScore::SumOfTwoBest), true, &silent)
     }
 
     /// Refuses another scoring function than the family's.
@@ -167,15 +192,16 @@ impl DeepSeekExperts {
         scores: RouterScores,
         group_score: Option<GroupScore>,
         corrected: bool,
+        silent: &Defaults,
     ) -> Result<Self, ModelError> {
         let routing = match c.count("n_routed_experts")?.unwrap_or(0) {
             0 => None,
             _ => {
                 let rule = counts(c, &["n_routed_experts"], scores)?;
                 Some(Routing {
-                    groups: group_score.map_or(Ok(None), |score| groups(c, &rule, score))?,
-                    renormalize: c.flag("norm_topk_prob")?,
-                    scale: c.opt_f64("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+                    groups: group_score.map_or(Ok(None), |score| groups(c, &rule, score, silent))?,
+                    renormalize: flag_or(c, "norm_topk_prob", silent.renormalize)?,
+                    scale: c.opt_f64("routed_scaling_factor")?.unwrap_or(silent.scale) as f32,
                     ..rule
                 })
             }

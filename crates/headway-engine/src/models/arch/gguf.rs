@@ -280,6 +280,7 @@ impl<'a> Header<'a> {
             ropes,
             layers,
             encoder: None,
+            drafting_layers: 0,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::ConfigReader;
 use crate::models::{
     ModelError,
+    needs::MOST_LAYERS,
     plan::{
         AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, ModelPlan, NormPlan, QkNormPlan,
     },
@@ -53,9 +54,7 @@ impl Sizes {
                 format!("{kv_heads} does not divide the {heads} query heads"),
             ));
         }
-        if layers > 1024 {
-            return Err(c.error("num_hidden_layers", format!("is {layers}; at most 1024 are expected")));
-        }
+        check_layers(c, layers)?;
         Ok(Self {
             hidden,
             intermediate: c.usize("intermediate_size")?,
@@ -71,6 +70,14 @@ impl Sizes {
 
     pub(super) fn default_scale(&self) -> f32 {
         (self.head_size as f64).powf(-0.5) as f32
+    }
+}
+
+/// Refuses more layers than any model has.
+pub(super) fn check_layers(c: &ConfigReader<'_>, layers: usize) -> Result<(), ModelError> {
+    match layers > MOST_LAYERS {
+        true => Err(c.error("num_hidden_layers", format!("is {layers}; at most {MOST_LAYERS} are expected"))),
+        false => Ok(()),
     }
 }
 
@@ -205,8 +212,8 @@ impl Names {
 
 /// The activation by its name in the config.
 pub(super) fn activation(c: &ConfigReader<'_>) -> Result<Activation, ModelError> {
-    let name = ["hidden_activation", "hidden_act"].iter().find_map(|f| c.get(f)).and_then(|v| v.as_str());
-    match name {
+    let field = ["hidden_activation", "hidden_act"].into_iter().find(|f| c.get(f).is_some());
+    match field.map_or(Ok(None), |f| c.text(f))? {
         Some("silu" | "swish") => Ok(Activation::Silu),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
         Some("gelu") => Ok(Activation::Gelu),
@@ -248,5 +255,6 @@ pub(super) fn model(
         ropes,
         layers,
         encoder: None,
+        drafting_layers: c.count("num_nextn_predict_layers")?.unwrap_or(0),
     })
 }

@@ -4,7 +4,7 @@
 use super::{
     ConfigReader,
     experts::GraniteExperts,
-    hf::{Names, Sizes, activation, model},
+    hf::{Names, Sizes, activation, check_layers, model},
     state_space::{BAMBA, Fields, MixerSizes, NormOrder, flag_or},
 };
 use crate::models::{
@@ -52,11 +52,10 @@ pub(super) fn mamba2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
         proj_bias: "use_bias",
         expand: Some("expand"),
         inner: None,
+        activation: Some("hidden_act"),
     };
     let layers = c.usize("num_hidden_layers")?;
-    if layers > 1024 {
-        return Err(c.error("num_hidden_layers", format!("is {layers}; at most 1024 are expected")));
-    }
+    check_layers(c, layers)?;
     let s = Sizes {
         hidden: c.usize("hidden_size")?,
         intermediate: 0,
@@ -94,10 +93,7 @@ fn backbone(plan: ModelPlan) -> ModelPlan {
 pub(super) fn bamba(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let s = Sizes::read(c, 1e-5)?;
     let (act, bias, mlp_bias) = (activation(c)?, c.flag("attention_bias")?, c.flag("mlp_bias")?);
-    let attends = match (c.layer_types(s.layers)?, c.indices("attn_layer_indices")?) {
-        (Some(kinds), _) => attends(c, &kinds)?,
-        (None, list) => (0..s.layers).map(|i| list.contains(&i)).collect(),
-    };
+    let attends = bamba_attends(c, &s)?;
     let mixer = MixerSizes::read(c, &BAMBA, s.hidden)?;
     let mut rope = c.rope("full_attention", s.head_size, 10000.0)?;
     let says = |v: Option<&serde_json::Value>| v.is_some_and(|v| v.get("partial_rotary_factor").is_some());
@@ -123,6 +119,22 @@ pub(super) fn bamba(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     Ok(ModelPlan { final_norm: Some(NormPlan::plain("model.final_layernorm.weight")), ..plan })
 }
 
+/// Which layers of Bamba attend: by their types, or by a list of numbers.
+fn bamba_attends(c: &ConfigReader<'_>, s: &Sizes) -> Result<Vec<bool>, ModelError> {
+    let field = "attn_layer_indices";
+    let list = c.indices(field)?;
+    if let Some(i) = list.iter().find(|i| **i >= s.layers) {
+        return Err(c.error(field, format!("names layer {i} of {} layers, numbered from 0", s.layers)));
+    }
+    let by_number: Vec<bool> = (0..s.layers).map(|i| list.contains(&i)).collect();
+    let Some(kinds) = c.layer_types(s.layers)? else { return Ok(by_number) };
+    let by_type = attends(c, &kinds)?;
+    if c.get(field).is_some() && by_type != by_number {
+        return Err(c.error(field, "contradicts layer_types; correct one of them, or leave it out"));
+    }
+    Ok(by_type)
+}
+
 /// Granite 4: factors on embedding, scores, residual branches and logits; attention without positions.
 pub(super) fn granite_hybrid(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let s = Sizes::read(c, 1e-6)?;
@@ -131,7 +143,14 @@ pub(super) fn granite_hybrid(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelErr
     let attends = attends(c, &kinds)?;
     let mixer = MixerSizes::read(c, &BAMBA, s.hidden)?;
     let experts = GraniteExperts::read(c)?;
-    let rotates = c.get("position_embedding_type").and_then(|v| v.as_str()) == Some("rope");
+    let rotates = match c.text("position_embedding_type")? {
+        Some("rope") => true,
+        None | Some("nope") => false,
+        Some(other) => {
+            let what = format!("position_embedding_type {other}");
+            return Err(c.unsupported(what, "supported: rope, nope"));
+        }
+    };
     let ropes = if rotates { vec![c.rope("full_attention", s.head_size, 10000.0)?] } else { vec![] };
     let (scale, branch) = (c.opt_f64("attention_multiplier")?, factor(c, "residual_multiplier")?);
     let layer = |i: usize| {
@@ -180,6 +199,7 @@ pub(super) fn nemotron_h(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> 
         proj_bias: "use_bias",
         expand: None,
         inner: None,
+        activation: Some("mamba_hidden_act"),
     };
     let blocks = nemotron_blocks(c)?;
     if c.opt_usize("num_hidden_layers")?.is_some_and(|n| n != blocks.len()) {
@@ -191,7 +211,7 @@ pub(super) fn nemotron_h(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> 
     if let Some(size) = c.opt_usize("attention_head_dim")? {
         s.head_size = size;
     }
-    let act = match c.get("mlp_hidden_act").and_then(|v| v.as_str()).unwrap_or("relu2") {
+    let act = match c.text("mlp_hidden_act")?.unwrap_or("relu2") {
         "relu2" => Activation::Relu2,
         "silu" => Activation::Silu,
         "gelu" => Activation::Gelu,
@@ -243,28 +263,43 @@ enum Block {
 }
 
 fn nemotron_blocks(c: &ConfigReader<'_>) -> Result<Vec<Block>, ModelError> {
-    let experts = || c.unsupported("layers of experts", "models of this family without experts are");
-    if let Some(pattern) = c.get("hybrid_override_pattern").and_then(|v| v.as_str()) {
+    let field = "layers_block_type";
+    if let Some(pattern) = c.text("hybrid_override_pattern")? {
         let block = |letter| match letter {
             'M' => Ok(Block::State),
             '*' => Ok(Block::Attention),
             '-' => Ok(Block::FeedForward),
-            'E' => Err(experts()),
+            'E' => Err(no_experts(c)),
             other => {
                 Err(c.error("hybrid_override_pattern", format!("has the letter {other}; known: M, *, -, E")))
             }
         };
-        return pattern.chars().map(block).collect();
+        let blocks = pattern.chars().map(block).collect::<Result<Vec<_>, _>>()?;
+        if c.get(field).is_some() && listed_blocks(c, field)? != blocks {
+            let why = "contradicts hybrid_override_pattern; correct one of them, or leave it out";
+            return Err(c.error(field, why));
+        }
+        return Ok(blocks);
     }
-    let field = "layers_block_type";
-    let list = c.get(field).and_then(|v| v.as_array()).ok_or_else(|| {
-        c.error("hybrid_override_pattern", format!("is missing, and so is {field}: one must list the layers"))
-    })?;
+    if c.get(field).is_none() {
+        let why = format!("is missing, and so is {field}: one must list the layers");
+        return Err(c.error("hybrid_override_pattern", why));
+    }
+    listed_blocks(c, field)
+}
+
+fn no_experts(c: &ConfigReader<'_>) -> ModelError {
+    c.unsupported("layers of experts", "models of this family without experts are")
+}
+
+fn listed_blocks(c: &ConfigReader<'_>, field: &str) -> Result<Vec<Block>, ModelError> {
+    let list = c.get(field).and_then(|v| v.as_array());
+    let list = list.ok_or_else(|| c.error(field, "is not a list of strings"))?;
     let block = |v: &serde_json::Value| match v.as_str() {
         Some("mamba" | "linear_attention") => Ok(Block::State),
         Some("attention" | "full_attention") => Ok(Block::Attention),
         Some("mlp") => Ok(Block::FeedForward),
-        Some("moe") => Err(experts()),
+        Some("moe") => Err(no_experts(c)),
         _ => Err(c.error(field, format!("has {v}; known: linear_attention, full_attention, mlp, moe"))),
     };
     list.iter().map(block).collect()
@@ -331,3 +366,6 @@ pub(super) fn falcon_h1(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
         ..plan
     })
 }
+
+#[cfg(test)]
+mod tests;

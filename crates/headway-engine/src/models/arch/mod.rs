@@ -16,7 +16,8 @@ mod state_space;
 pub use config::ConfigReader;
 
 use super::{ModelError, ModelPlan};
-use crate::loading::{ModelFiles, ModelKind};
+use crate::loading::{self, GgufFile, ModelFiles, ModelKind};
+use serde_json::Value;
 
 type Translate = fn(&ConfigReader<'_>) -> Result<ModelPlan, ModelError>;
 
@@ -61,14 +62,18 @@ pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
     }
 }
 
-/// Whether an architecture of `config.json` has a translator.
-pub fn runs(architecture: &str) -> bool {
-    HUGGING_FACE.iter().any(|(n, _)| *n == architecture)
+/// Why a `config.json` has no plan, as start-up would say it; `None` where it has one.
+pub fn refusal(file: &str, json: &Value) -> Option<String> {
+    let reader = ConfigReader::new(file, json);
+    if let Err(e) = translator(&reader, file).and_then(|translate| translate(&reader)) {
+        return Some(e.to_string());
+    }
+    loading::refuse_quantisation(file.as_ref(), json).err().map(|e| e.to_string())
 }
 
-/// Whether an architecture of GGUF headers has a translator.
-pub fn runs_gguf(architecture: &str) -> bool {
-    gguf::KNOWN.contains(&architecture)
+/// [`refusal`] of a GGUF header.
+pub fn gguf_refusal(g: &GgufFile) -> Option<String> {
+    gguf::plan(g).err().map(|e| e.to_string())
 }
 
 /// Refuses files of an architecture that has no plan, before a tokenizer or weights are looked at.

@@ -28,6 +28,8 @@ pub(super) struct Fields {
     pub expand: Option<&'static str>,
     /// The same as a number, where given.
     pub inner: Option<&'static str>,
+    /// The mixer's activation.
+    pub activation: Option<&'static str>,
 }
 
 /// Bamba's names, which most hybrids took over.
@@ -42,6 +44,7 @@ pub(super) const BAMBA: Fields = Fields {
     proj_bias: "mamba_proj_bias",
     expand: Some("mamba_expand"),
     inner: None,
+    activation: Some("hidden_act"),
 };
 
 /// A mixer as a config describes it.
@@ -60,6 +63,16 @@ pub(super) struct MixerSizes {
 
 impl MixerSizes {
     pub(super) fn read(c: &ConfigReader<'_>, f: &Fields, hidden: usize) -> Result<Self, ModelError> {
+        if let Some(field) = f.activation {
+            // What follows the convolution, and the gate.
+            match c.text(field)? {
+                None | Some("silu" | "swish") => {}
+                Some(other) => {
+                    let what = format!("{field} {other} in a Mamba-2 mixer");
+                    return Err(c.unsupported(what, "supported: silu"));
+                }
+            }
+        }
         let heads = c.usize(f.heads)?;
         let inner = inner(c, f, hidden)?;
         let head_dim = match (c.get(f.head_dim).and_then(|v| v.as_str()), &inner) {

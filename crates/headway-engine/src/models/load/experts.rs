@@ -49,7 +49,7 @@ impl Loader<'_> {
             }
         };
         let correction = match &plan.correction {
-            Some(name) => Some(self.weight(name, &[n])?.to_f32()),
+            Some(name) => Some(self.finite(name, &[n])?),
             None => None,
         };
         let spec = ExpertsSpec { routing: plan.routing, correction, activation: plan.activation, experts };

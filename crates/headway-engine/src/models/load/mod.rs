@@ -72,6 +72,20 @@ impl Loader<'_> {
         Ok(w)
     }
 
+    /// A tensor as float32, without NaN and infinities.
+    fn finite(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let values = self.weight(name, shape)?.to_f32();
+        match values.iter().position(|x| !x.is_finite()) {
+            None => Ok(values),
+            Some(index) => Err(ModelError::NotFinite {
+                file: self.checkpoint.describe(),
+                name: name.into(),
+                value: values[index],
+                index,
+            }),
+        }
+    }
+
     /// A linear layer of one or more tensors, each of the width that the plan says.
     pub fn linear(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
         self.take(plan, self.compute())

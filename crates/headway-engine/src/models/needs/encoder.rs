@@ -1,6 +1,6 @@
 //! Models with an encoder: encoder and decoder (Whisper, BART, T5), or an encoder alone (BERT and its kin).
 
-use super::{AttentionNeeds, LayerNeeds, MixerNeeds, ModelNeeds, config::Config};
+use super::{AttentionNeeds, LayerNeeds, MOST_LAYERS, MixerNeeds, ModelNeeds, config::Config};
 use crate::models::ModelError;
 use headway_attention::process::rules::AttnType;
 use serde_json::Value;
@@ -21,6 +21,13 @@ pub(super) fn read(c: &Config<'_>) -> Result<Option<ModelNeeds>, ModelError> {
     Ok(None)
 }
 
+fn check(c: &Config<'_>, layers: usize) -> Result<usize, ModelError> {
+    match layers > MOST_LAYERS {
+        true => Err(c.error("num_layers", format!("is {layers}; at most {MOST_LAYERS} are expected"))),
+        false => Ok(layers),
+    }
+}
+
 fn stack(layers: usize, kinds: &[AttentionNeeds]) -> Vec<LayerNeeds> {
     let one = |layer: usize| {
         let mixers = kinds.iter().cloned().map(MixerNeeds::Attention);
@@ -30,15 +37,15 @@ fn stack(layers: usize, kinds: &[AttentionNeeds]) -> Vec<LayerNeeds> {
 }
 
 fn encoder_only(c: &Config<'_>) -> Result<ModelNeeds, ModelError> {
-    let layers = c.count(&["num_hidden_layers", "n_layers"])?;
+    let layers = check(c, c.count(&["num_hidden_layers", "n_layers"])?)?;
     let needs =
         AttentionNeeds { attn_type: AttnType::EncoderOnly, ..heads(c, "num_attention_heads", "n_heads")? };
     model(c, layers, stack(layers, &[needs]), 0)
 }
 
 fn encoder_decoder(c: &Config<'_>) -> Result<ModelNeeds, ModelError> {
-    let encoder_layers = c.count(&["encoder_layers", "num_layers"])?;
-    let layers = c.count(&["decoder_layers", "num_decoder_layers", "num_layers"])?;
+    let encoder_layers = check(c, c.count(&["encoder_layers", "num_layers"])?)?;
+    let layers = check(c, c.count(&["decoder_layers", "num_decoder_layers", "num_layers"])?)?;
     let encoder =
         AttentionNeeds { attn_type: AttnType::Encoder, ..heads(c, "encoder_attention_heads", "num_heads")? };
     let own = heads(c, "decoder_attention_heads", "num_heads")?;
@@ -81,7 +88,7 @@ fn model(
         mixers,
         head_size,
         multimodal: false,
-        runnable: false,
+        refused: None,
         left_out: vec![],
     })
 }

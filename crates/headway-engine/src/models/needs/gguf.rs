@@ -1,6 +1,6 @@
 //! Needs out of a GGUF header: the same facts under the architecture's prefix.
 
-use super::{AttentionNeeds, LayerNeeds, MixerNeeds, MlaNeeds, ModelNeeds, Reach, StateDims};
+use super::{AttentionNeeds, LayerNeeds, MOST_LAYERS, MixerNeeds, MlaNeeds, ModelNeeds, Reach, StateDims};
 use crate::{
     loading::{GgufFile, gguf::Metadata},
     models::{ModelError, arch},
@@ -31,6 +31,14 @@ impl Keys<'_> {
 pub(super) fn read(g: &GgufFile) -> Result<ModelNeeds, ModelError> {
     let k = Keys { m: g.metadata(), arch: g.architecture()? };
     let layers = k.get("block_count")?;
+    if layers > MOST_LAYERS {
+        let key = format!("{}.block_count", k.arch);
+        return Err(ModelError::Field {
+            file: g.path().display().to_string(),
+            field: key,
+            why: format!("is {layers}; at most {MOST_LAYERS} are expected"),
+        });
+    }
     let mixers = mixers(&k, layers)?;
     let quantised = g.tensors().any(|t| matches!(t.dtype, WeightType::Quant(_)));
     let head_size = mixers.iter().find_map(|m| match &m.mixer {
@@ -49,7 +57,7 @@ pub(super) fn read(g: &GgufFile) -> Result<ModelNeeds, ModelError> {
         experts: k.opt("expert_used_count")?.zip(k.opt("expert_count")?).filter(|(k, n)| *k > 0 && k <= n),
         head_size,
         multimodal: false,
-        runnable: arch::runs_gguf(k.arch),
+        refused: arch::gguf_refusal(g),
         left_out: vec![],
         mixers,
     })

@@ -20,6 +20,9 @@ use headway_attention::process::rules::AttnType;
 use headway_tensor::DType;
 use serde_json::Value;
 
+/// Most layers of a model: far beyond published ones.
+pub(in crate::models) const MOST_LAYERS: usize = 1024;
+
 /// A model, as far as attention goes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelNeeds {
@@ -45,8 +48,8 @@ pub struct ModelNeeds {
     pub head_size: Option<usize>,
     /// Images or audio go into the same sequence.
     pub multimodal: bool,
-    /// Whether this engine can run the architecture.
-    pub runnable: bool,
+    /// Why this engine can't run the model; `None` where it can.
+    pub refused: Option<String>,
     /// What the config has and this reading leaves out.
     pub left_out: Vec<String>,
 }
@@ -160,7 +163,7 @@ impl ModelNeeds {
     pub fn from_config(file: &str, json: &Value) -> Result<Self, ModelError> {
         let c = Config::new(file, json)?;
         let mut needs = if let Some(stacks) = encoder::read(&c)? { stacks } else { order::read(&c)? };
-        needs.runnable = arch::runs(&needs.architecture);
+        needs.refused = arch::refusal(file, json);
         Ok(needs)
     }
 

@@ -1,6 +1,6 @@
 //! Which mixer each layer has: every spelling of the order that configs use.
 
-use super::{LayerNeeds, MixerNeeds, ModelNeeds, StateDims, attention::Shape, config::Config};
+use super::{LayerNeeds, MOST_LAYERS, MixerNeeds, ModelNeeds, StateDims, attention::Shape, config::Config};
 use crate::models::ModelError;
 use serde_json::Value;
 
@@ -28,6 +28,9 @@ pub(super) fn read(c: &Config<'_>) -> Result<ModelNeeds, ModelError> {
         Some(n) => n,
         None => named_layers(c).ok_or_else(|| c.error(LAYERS[0], "is missing"))?,
     };
+    if layers > MOST_LAYERS {
+        return Err(c.error(LAYERS[0], format!("is {layers}; at most {MOST_LAYERS} are expected")));
+    }
     let kinds = kinds(c, layers)?;
     let attends = kinds.iter().any(|k| !matches!(k, Kind::State | Kind::Nothing));
     let keeps_state = kinds.iter().any(|k| matches!(k, Kind::State | Kind::Both));
@@ -55,7 +58,7 @@ pub(super) fn read(c: &Config<'_>) -> Result<ModelNeeds, ModelError> {
         experts: c.experts(),
         head_size: shape.as_ref().map(Shape::head_size),
         multimodal: c.multimodal,
-        runnable: false,
+        refused: None,
         left_out: left_out(c, &mixers),
         mixers,
     })

@@ -341,6 +341,8 @@ pub struct ModelPlan {
     pub layers: Vec<LayerPlan>,
     /// What the decoder attends to beside its own tokens.
     pub encoder: Option<Box<EncoderPlan>>,
+    /// Layers that the files may have after these, which draft tokens (multi-token prediction) and are not run.
+    pub drafting_layers: usize,
 }
 
 impl ModelPlan {

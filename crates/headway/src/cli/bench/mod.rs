@@ -112,10 +112,10 @@ struct EngineBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse::at_least_one)]
     output_len: usize,
     /// Requests at a time.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse::requests)]
     concurrency: usize,
     /// Requests in all. [default: as many as run at a time]
-    #[arg(long, value_name = "N", value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", value_parser = parse::requests)]
     num_requests: Option<usize>,
     /// One JSON object.
     #[arg(long)]

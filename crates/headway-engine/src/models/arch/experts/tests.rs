@@ -57,6 +57,25 @@ fn deepseek_v3() {
 }
 
 #[test]
+fn what_deepseek_v3_leaves_out_is_as_its_config_class_has_it() {
+    let mut config = with(deepseek(), &[("n_routed_experts", json!(64))]);
+    for field in ["n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"] {
+        config.as_object_mut().unwrap().remove(field);
+    }
+    let rule = Routing {
+        groups: Some(ExpertGroups { count: 8, chosen: 4, score: GroupScore::SumOfTwoBest }),
+        renormalize: true,
+        scale: 2.5,
+        ..Routing::top_k(64, 4, RouterScores::Sigmoid)
+    };
+    assert_eq!(mixture(layer(&config, 2, true).unwrap()).routing, rule);
+    let v2 = Routing::top_k(64, 4, RouterScores::Softmax);
+    assert_eq!(mixture(layer(&config, 2, false).unwrap()).routing, v2);
+    let no_groups = with(config, &[("n_group", Value::Null)]);
+    assert_eq!(mixture(layer(&no_groups, 2, true).unwrap()).routing.groups, None);
+}
+
+#[test]
 fn deepseek_v2_in_both_ways() {
     let greedy = with(deepseek(), &[("n_group", Value::Null), ("norm_topk_prob", json!(false))]);
     let plan = mixture(layer(&greedy, 2, false).unwrap());
@@ -76,6 +95,12 @@ fn deepseek_v2_in_both_ways() {
 fn configs_that_can_not_be_say_which_field_to_change() {
     for (v3, field, value, words) in [
         (true, "num_experts_per_tok", json!(17), "num_experts_per_tok is 17, but n_routed_experts is 16"),
+        (
+            true,
+            "n_routed_experts",
+            json!(1 << 30),
+            "n_routed_experts is 1073741824; at most 16384 are expected",
+        ),
         (true, "num_experts_per_tok", Value::Null, "num_experts_per_tok is missing"),
         (true, "num_experts_per_tok", json!(0), "num_experts_per_tok is 0"),
         (true, "moe_intermediate_size", Value::Null, "moe_intermediate_size is missing"),

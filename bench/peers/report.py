@@ -16,6 +16,8 @@ TARGETS = {
     ("write", "f16"): (1.0, None),
     ("write", "f32"): (1.0, None),
 }
+# Microseconds at most, by KV cache groups and requests.
+METADATA_TARGETS = {(1, 32): 3, (1, 1024): 15, (5, 32): 10}
 KINDS = ("decode", "prefill", "mixed", "write")
 
 # What is measured of an engine: title, unit, whether more is better, targets by weights (`q4` or `bf16`).
@@ -62,6 +64,8 @@ def markdown(run):
     text = [f"# headway beside its peers\n\n{about(run)}"]
     if run["attention"]:
         text += [means(run["attention"]), *attention(run["attention"])]
+    if run["metadata"]:
+        text.append(metadata(run["metadata"]))
     if run["engine"]:
         text.append(engine(run["engine"]))
     if run["notes"]:
@@ -130,6 +134,25 @@ def cell(r, bold=False):
         return "-"
     middle = f"{r['median_ms']:.4g}"
     return f"{f'**{middle}**' if bold else middle} ({r['min_ms']:.3g}-{r['max_ms']:.3g})"
+
+
+def metadata(results):
+    """A row a number of KV cache groups and requests; a column an engine."""
+    peers = list(dict.fromkeys(r["peer"] for r in results if r["peer"] != "headway"))
+    rows = [
+        "## A step's metadata: us, 32 layers\n",
+        "| KV cache groups | requests | headway | target | " + " | ".join(peers) + " | times quicker |",
+        "|---" * (5 + len(peers)) + "|",
+    ]
+    for groups, requests in sorted({(r["groups"], r["requests"]) for r in results}):
+        at = {r["peer"]: r for r in results if (r["groups"], r["requests"]) == (groups, requests)}
+        show = lambda r: f"{r['median_us']:.3g} ({r['rounds_us'][0]:.3g}-{r['rounds_us'][-1]:.3g})" if r else "-"
+        best = min((at[p]["median_us"] for p in peers if p in at), default=None)
+        times = f"{best / at['headway']['median_us']:.0f}" if best and "headway" in at else ""
+        want = METADATA_TARGETS.get((groups, requests), "")
+        cells = " | ".join(show(at.get(p)) for p in peers)
+        rows.append(f"| {groups} | {requests} | {show(at.get('headway'))} | {want} | {cells} | {times} |")
+    return "\n".join(rows)
 
 
 def engine(results):

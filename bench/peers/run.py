@@ -21,13 +21,14 @@ import attention
 import cases
 import engine
 import environment
+import metadata
 import report
 import selftest
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", choices=("attention", "engine"), help="one half of the run")
+    p.add_argument("--only", choices=("attention", "metadata", "engine"), help="one part of the run")
     p.add_argument(
         "--quick", action="store_true", help="few cases and samples, a small pool: to see that everything works"
     )
@@ -118,6 +119,7 @@ def main():
     o.deadline = o.started + o.minutes * 60
     run = {
         "attention": [],
+        "metadata": [],
         "engine": [],
         "notes": {},
         "quick": o.quick,
@@ -127,9 +129,9 @@ def main():
     }
     run |= {"kernel": platform.release(), "date": datetime.date.today().isoformat(), "versions": o.versions}
     try:
-        for half in (attention, engine):
-            if o.only in (None, half.__name__):
-                half.run(o, log, run[half.__name__], run["notes"])
+        for part in (attention, metadata, engine):
+            if o.only in (None, part.__name__):
+                part.run(o, log, run[part.__name__], run["notes"])
     finally:
         # What was measured before an interruption is worth having.
         run["minutes"] = (time.monotonic() - o.started) / 60

@@ -41,7 +41,11 @@ def made_up():
         "date": "2000-01-01",
         "minutes": 1.0,
     }
-    return {"attention": lines, "engine": engines, "notes": {"vllm": "not here"}, "versions": {"torch": "1"}, **fixed}
+    builders = [
+        {"requests": 32, "groups": 5, "peer": p, "median_us": us, "rounds_us": [us, us]}
+        for p, us in (("headway", 2.0), ("vllm", 90.0))
+    ]
+    return {"attention": lines, "metadata": builders, "engine": engines, "notes": {"vllm": "not here"}, "versions": {"torch": "1"}, **fixed}
 
 
 def check(what, holds):
@@ -87,6 +91,7 @@ def run():
         for row in (
             "| decode, bf16 | 36 | 1.25 | 1.25 | 1.25 | 0.95 | yes |",
             "| mixed, bf16 | 3 | 1.25 | 1.30 | 1.25 |  | no |",
+            "| 5 | 32 | 2 (2-2) | 10 | 90 (90-90) | 45 |",
             "| 2.00 | 1.2 |",
             "llama.cpp 2 of 16, vllm 3 of 16",
         ):

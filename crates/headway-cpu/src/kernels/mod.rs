@@ -9,7 +9,7 @@
 pub(crate) mod amx;
 #[expect(unsafe_code, reason = "vector intrinsics and raw rows; attention/mod.rs checks before they exist")]
 pub mod attention;
-#[expect(unsafe_code, reason = "functions compiled for an instruction set")]
+#[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "functions compiled for an instruction set"))]
 pub mod ceiling;
 #[expect(unsafe_code, reason = "functions compiled for an instruction set, and rows split over threads")]
 pub(crate) mod elementwise;

@@ -1,5 +1,7 @@
 //! The kernels for an instruction set and a cache's element type, picked once a call.
 
+#[cfg(target_arch = "aarch64")]
+use super::level::NeonLevel;
 #[cfg(target_arch = "x86_64")]
 use super::{
     elem::Bf16InTiles,
@@ -42,7 +44,8 @@ pub(super) fn kernel(isa: Isa, cache: DType, shape: &Shape) -> Option<Run> {
         Isa::Avx2 => of_level::<Avx2Level>(cache),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => of_level::<Avx512Level>(cache),
-        // Neon has no lanes of its own: the portable ones compile to it.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => of_level::<NeonLevel>(cache),
         _ => of_level::<PortableLevel>(cache),
     }
 }
@@ -65,6 +68,8 @@ pub(super) fn pack(isa: Isa) -> Pack {
         Isa::Avx2 => pack_of::<Avx2Level>(),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => pack_of::<Avx512Level>(),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => pack_of::<NeonLevel>(),
         _ => pack_of::<PortableLevel>(),
     }
 }

@@ -4,6 +4,8 @@
 //!
 //! One function a part, and not one big inlined kernel, keeps the crate's compile time in bounds.
 
+#[cfg(target_arch = "aarch64")]
+use super::lanes::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::{
@@ -168,6 +170,11 @@ macro_rules! level {
 level!(
     /// Plain Rust.
     PortableLevel, Portable, 2, []
+);
+#[cfg(target_arch = "aarch64")]
+level!(
+    /// Advanced SIMD.
+    NeonLevel, Neon, 6, [#[target_feature(enable = "neon")]]
 );
 #[cfg(target_arch = "x86_64")]
 level!(

@@ -58,22 +58,26 @@ impl Pass<'_> {
 
     /// A row's query as terms of bfloat16, rows of `head_size`; the terms are as far apart as their rows are long
     /// in all ([`Pass::tile_rows`]).
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn q_terms(&self, row: usize) -> *mut u16 {
         let q = self.at(self.job.layout.q_terms).cast::<u16>();
         q.wrapping_add((self.first + row) * self.job.shape.head_size)
     }
 
     /// A row's weights as terms of bfloat16, rows of `TILE`.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn weight_terms(&self, row: usize) -> *mut u16 {
         self.at(self.job.layout.weight_terms).cast::<u16>().wrapping_add((self.first + row) * TILE)
     }
 
     /// Room for a tile's values in pairs of tokens.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn value_pairs(&self) -> *mut u8 {
         self.at(self.job.layout.value_pairs).cast()
     }
 
     /// Rows of each term.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn tile_rows(&self) -> usize {
         self.job.layout.tile_rows
     }

@@ -189,6 +189,7 @@ pub(super) const GUARD: usize = LINE_FLOATS;
 
 /// Offsets of a worker's arrays, in float32.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 has tiles"))]
 pub(super) struct ScratchLayout {
     /// `[rows, head_size]`: queries, scaled.
     pub(super) q: usize,

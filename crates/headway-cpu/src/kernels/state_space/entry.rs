@@ -30,6 +30,11 @@ macro_rules! per_isa {
                     _ => {}
                 }
             }
+            // Advanced SIMD, and its fused multiply-add, is part of what every AArch64 target has.
+            #[cfg(target_arch = "aarch64")]
+            if isa == Isa::Neon {
+                return $module::$name::<super::product::Fused>($($arg),*);
+            }
             let _ = isa;
             $module::$name::<Plain>($($arg),*)
         }

@@ -29,6 +29,14 @@ unsafe { $f::<Avx2>($($a),*) } }
 unsafe { $f::<Avx512>($($a),*) } }
                         at()
                     }
+                    #[cfg(target_arch = "aarch64")]
+                    Isa::Neon => {
+                        #[target_feature(enable = "neon")]
+                        fn at() {
+// SAFETY: compiled for the level.
+unsafe { $f::<Neon>($($a),*) } }
+                        at()
+                    }
                     _ => {}
                 }
             }

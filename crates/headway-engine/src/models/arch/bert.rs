@@ -83,6 +83,7 @@ fn encoder(c: &ConfigReader<'_>, first: usize) -> Result<ModelPlan, ModelError> 
         ropes: vec![],
         encoder: None,
         layers: (0..layers).map(|i| layer(&format!("encoder.layer.{i}"), &s)).collect(),
+        drafting_layers: 0,
     })
 }
 

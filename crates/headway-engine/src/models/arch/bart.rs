@@ -64,6 +64,7 @@ pub(super) fn bart(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
         per_layer_inputs: None,
         ropes: vec![],
         layers: (0..decoder.layers).flat_map(|i| decoder.decoder_layer(i)).collect(),
+        drafting_layers: 0,
         encoder: Some(Box::new(EncoderPlan {
             positions: encoder.positions(),
             embedding_norm: norm("model.encoder.layernorm_embedding"),

@@ -4,7 +4,8 @@ use super::ConfigReader;
 use crate::models::{
     ModelError,
     plan::{
-        AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, ModelPlan, NormPlan, QkNormPlan,
+        AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MaskPlan, MixerPlan, ModelPlan, NormPlan,
+        QkNormPlan,
     },
     rope::RopePlan,
 };
@@ -245,6 +246,7 @@ pub(super) fn model(
         logit_scale: 1.0,
         final_logit_soft_cap: None,
         per_layer_inputs: None,
+        masks: MaskPlan::default(),
         ropes,
         layers,
         encoder: None,

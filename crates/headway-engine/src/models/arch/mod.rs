@@ -15,7 +15,7 @@ mod state_space;
 
 pub use config::ConfigReader;
 
-use super::{ModelError, ModelPlan};
+use super::{ModelError, ModelPlan, plan::MaskPlan};
 use crate::loading::{ModelFiles, ModelKind};
 
 type Translate = fn(&ConfigReader<'_>) -> Result<ModelPlan, ModelError>;
@@ -55,9 +55,23 @@ pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
         ModelKind::Safetensors(hf) => {
             let file = hf.config_path.display().to_string();
             let reader = ConfigReader::new(&file, &hf.config);
-            translator(&reader, &file)?(&reader)
+            let plan = translator(&reader, &file)?(&reader)?;
+            with_masks(&reader, plan)
         }
         ModelKind::Gguf(g) => gguf::plan(g),
+    }
+}
+
+/// What any config may say of its attention's masks.
+fn with_masks(c: &ConfigReader<'_>, mut plan: ModelPlan) -> Result<ModelPlan, ModelError> {
+    plan.masks = MaskPlan {
+        mm_prefix: c.flag("is_mm_prefix_lm")?,
+        rswa_window: c.opt_usize("rswa_window")?,
+        causal: c.get("is_causal").is_none() || c.flag("is_causal")?,
+    };
+    match plan.masks.refused(&plan) {
+        Some((what, remedy)) => Err(c.unsupported(what, remedy)),
+        None => Ok(plan),
     }
 }
 

@@ -95,7 +95,11 @@ impl KvGroupPolicy {
     /// The first position that a query at `position` reads. It never decreases with `position`.
     pub const fn first_readable(&self, position: usize) -> usize {
         match self.kind {
-            KvGroupKind::Full | KvGroupKind::Rswa | KvGroupKind::State | KvGroupKind::Encoded | KvGroupKind::Nothing => 0,
+            KvGroupKind::Full
+            | KvGroupKind::Rswa
+            | KvGroupKind::State
+            | KvGroupKind::Encoded
+            | KvGroupKind::Nothing => 0,
             KvGroupKind::SlidingWindow { window } => (position + 1).saturating_sub(window),
             KvGroupKind::ChunkedLocal { chunk } => position / chunk * chunk,
         }
@@ -114,7 +118,11 @@ impl KvGroupPolicy {
     pub fn peak_pages(&self, num_tokens: usize, max_chunk: usize) -> usize {
         let all = self.blocks_for(num_tokens);
         let lookback = match self.kind {
-            KvGroupKind::Full | KvGroupKind::Rswa | KvGroupKind::State | KvGroupKind::Encoded | KvGroupKind::Nothing => {
+            KvGroupKind::Full
+            | KvGroupKind::Rswa
+            | KvGroupKind::State
+            | KvGroupKind::Encoded
+            | KvGroupKind::Nothing => {
                 return all;
             }
             KvGroupKind::SlidingWindow { window } => window - 1,

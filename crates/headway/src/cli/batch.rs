@@ -107,7 +107,12 @@ fn admit(
     let sampling = in_room(sampling, engine, prompt_ids.len());
     let ranges = line.bidirectional_ranges.unwrap_or_default();
     let bidirectional_ranges = ranges.into_iter().map(|[from, to]| from..to).collect();
-    Ok(engine.add(GenerateRequest { prompt_ids, sampling, bidirectional_ranges, ..GenerateRequest::default() })?)
+    Ok(engine.add(GenerateRequest {
+        prompt_ids,
+        sampling,
+        bidirectional_ranges,
+        ..GenerateRequest::default()
+    })?)
 }
 
 fn apply(event: Event, by_id: &HashMap<RequestId, usize>, slots: &mut [Slot]) {

@@ -39,7 +39,12 @@ fn prompt(seed: usize, n: usize) -> Vec<u32> {
 fn request(prompt_ids: Vec<u32>, max_tokens: usize, ranges: &[Range<usize>]) -> GenerateRequest {
     let sampling =
         SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
-    GenerateRequest { prompt_ids, sampling, bidirectional_ranges: ranges.to_vec() }
+    GenerateRequest {
+        prompt_ids,
+        sampling,
+        bidirectional_ranges: ranges.to_vec(),
+        ..GenerateRequest::default()
+    }
 }
 
 /// Generated tokens, every row of logits, and the tokens that were found in the cache.

@@ -3,17 +3,20 @@
 #![expect(clippy::single_range_in_vec_init, reason = "a request with one span")]
 
 use super::{
+    act::Act,
     against_reference::{check_world, layers},
     layer::Layer,
-    run::{builder, exec, step},
+    run::{builder, exec, step, written},
     world::{Req, World},
 };
-use headway_attention::MetadataBuilder;
+use headway_attention::{
+    AttentionImpl, CommonAttentionMetadata, MetadataBuilder, Qkv, step::fast_prefill::FastPrefill,
+};
 use headway_cpu::Isa;
-use headway_tensor::DType;
+use headway_tensor::{DType, View};
 use headway_testkit::Rng;
 use proptest::prelude::*;
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// Ranges within `len` tokens that no end of the computed tokens cuts: some inside the context, some among the new.
 fn spans(len: usize, new: usize, rng: &mut Rng) -> Vec<Range<usize>> {
@@ -194,4 +197,42 @@ fn bad_ranges_and_missing_prefixes_are_refused() {
     assert!(refused(&l, vec![vec![]; 2], vec![]).contains("2 requests for a step of 1"));
     let rswa = Layer { rswa: Some(8), ..l };
     assert!(refused(&rswa, vec![], vec![]).contains("rswa_prefix_lens"));
+}
+
+/// Of a step whose prompts end, go on, decode and draft, the rows with logits, padded: bit by bit those of the whole.
+#[test]
+fn fast_prefill_gives_the_rows_of_the_whole_step() {
+    let cx = exec(Isa::of_machine(), 2);
+    let plain = Layer::plain(4, 2, 64);
+    for l in [Layer { rswa: Some(20), ..plain.clone() }, Layer { window: Some(30), ..plain.clone() }, plain] {
+        let reqs = [Req::new(100, 60), Req::new(40, 1), Req::new(300, 20), Req::new(333, 3)];
+        let mut w = World::new(&l, &reqs, 0, 0, &mut Rng::new(5));
+        w.spans = vec![vec![80..100], vec![], vec![290..300], vec![]];
+        w.prefixes = vec![100, 10, 400, 200];
+        let whole = step(&cx, &l, &w, 0, true).out.bits();
+        let (wanted, live) = ([59, 60, 81, 82, 83, 83, 83, 83], 5);
+        let mut common: CommonAttentionMetadata = w.common();
+        Arc::get_mut(&mut common.inputs).unwrap().logits_indices = Some(View::from_vec(wanted.to_vec()));
+        let group = FastPrefill::new(&cx, 4, 8).batch(&cx, &common, live).unwrap();
+        let metadata = builder(&cx, &l, true).build(&cx, &group).unwrap();
+        assert_eq!(metadata.plan().rows(), live);
+        let (q_width, width) = (l.heads * l.size, l.heads * l.size_v);
+        let all: Vec<f64> = w.q.f64();
+        let q = wanted.iter().flat_map(|&r| all[r as usize * q_width..][..q_width].iter().map(|x| *x as f32));
+        let (q, mut out) = (Act::of(l.dtype, q), Act::of(l.dtype, std::iter::repeat_n(f32::NAN, 8 * width)));
+        let x = Qkv {
+            q: q.view(&[8, l.heads, l.size]),
+            k: w.k.view(&[w.slots.len(), l.kv_heads, l.size]),
+            v: w.v.view(&[w.slots.len(), l.kv_heads, l.size_v]),
+        };
+        let mut cache = written(&cx, &l, &w, 0xff);
+        let rows = out.view_mut(&[8, l.heads, l.size_v]);
+        l.kernel().forward(&cx, &x, &mut cache.view(&l), &metadata, rows).unwrap();
+        let got = out.bits();
+        for (i, &row) in wanted[..live].iter().enumerate() {
+            let want = &whole[row as usize * width..][..width];
+            assert!(got[i * width..][..width] == *want, "row {row}: {l:?}");
+        }
+        assert!(got[live * width..].iter().all(|x| *x == 0), "padding is zero");
+    }
 }

@@ -91,12 +91,10 @@ pub struct Done {
     pub parts: (usize, usize),
 }
 
-/// Writes the context and the new tokens, and runs the layer, over a cache of `fill` bytes.
-pub fn step(cx: &CpuExec, l: &Layer, w: &World, fill: u8, windowed: bool) -> Done {
+/// A cache of `fill` bytes with the context and the new tokens.
+pub fn written(cx: &CpuExec, l: &Layer, w: &World, fill: u8) -> Cache {
     let mut cache = Cache::new(l, w.num_blocks, fill);
     let kernel = l.kernel();
-    let mut b = builder(cx, l, windowed);
-    let metadata = b.build(cx, &w.common()).unwrap();
     let (old_k, old_v, old_slots) = &w.context;
     for (k, v, slots) in [(old_k, old_v, old_slots), (&w.k, &w.v, &w.slots)] {
         let n = slots.len();
@@ -107,6 +105,15 @@ pub fn step(cx: &CpuExec, l: &Layer, w: &World, fill: u8, windowed: bool) -> Don
         };
         kernel.update_kv_cache(cx, &x, &mut cache.view(l), &View::from_vec(slots.clone())).unwrap();
     }
+    cache
+}
+
+/// Writes the context and the new tokens, and runs the layer, over a cache of `fill` bytes.
+pub fn step(cx: &CpuExec, l: &Layer, w: &World, fill: u8, windowed: bool) -> Done {
+    let mut cache = written(cx, l, w, fill);
+    let kernel = l.kernel();
+    let mut b = builder(cx, l, windowed);
+    let metadata = b.build(cx, &w.common()).unwrap();
     let n = w.slots.len();
     let mut out = Act::of(l.dtype, std::iter::repeat_n(f32::NAN, n * l.heads * l.size_v));
     let mut lse = vec![f32::NAN; w.rows() * l.heads];

@@ -225,6 +225,8 @@ impl Embedder {
                 num_cached_tokens: 0,
                 encoder_len: 0,
                 encoder_range: 0..0,
+                num_prompt_tokens: input.len(),
+                bidirectional_ranges: None,
             });
         }
         let states = self.runner.encode(&plan).map_err(StepError::from)?;

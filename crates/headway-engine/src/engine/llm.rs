@@ -2,6 +2,7 @@
 
 use super::{
     Engine, StepError,
+    ranges::{self, RangeError},
     request::{Event, GenerateRequest, RequestError},
     session::Session,
 };
@@ -97,6 +98,13 @@ impl LlmEngine {
         if let Some(&id) = ids.find(|id| **id as usize >= vocab_size) {
             return Err(RequestError::IdOutOfRange { id, vocab_size });
         }
+        if !request.bidirectional_ranges.is_empty() {
+            let plan = self.runner.model();
+            if !plan.masks.mm_prefix {
+                return Err(RangeError::NotThisModel { architecture: plan.architecture.clone() }.into());
+            }
+            ranges::check(&request.bidirectional_ranges, request.prompt_ids.len())?;
+        }
         let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len());
         Ok(request.sampling.max_tokens.unwrap_or(room.max(1)))
     }
@@ -150,8 +158,12 @@ impl Engine for LlmEngine {
     fn add(&mut self, request: GenerateRequest) -> Result<RequestId, RequestError> {
         let max_tokens = self.check(&request)?;
         let session = Session::new(&request, self.tokenizer.as_ref())?;
-        let new = NewRequest::new(request.prompt_ids, max_tokens);
-        let id = self.scheduler.add(NewRequest { encoder_ids: request.encoder_ids, ..new })?;
+        let id = self.scheduler.add(NewRequest {
+            encoder_ids: request.encoder_ids,
+            bidirectional_ranges: request.bidirectional_ranges.into(),
+            whole_prompt: !self.runner.model().masks.causal,
+            ..NewRequest::new(request.prompt_ids, max_tokens)
+        })?;
         self.sessions.insert(id, session);
         Ok(id)
     }

@@ -4,12 +4,14 @@
 mod embed;
 mod llm;
 mod open;
+mod ranges;
 mod request;
 mod session;
 
 pub use embed::{EmbedError, EmbedOptions, Embedder};
 pub use llm::{LlmEngine, LogitsObserver};
 pub use open::OpenProgress;
+pub use ranges::RangeError;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 
 use crate::{

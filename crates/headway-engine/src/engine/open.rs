@@ -85,6 +85,7 @@ fn policy(spec: &KvCacheSpec) -> KvGroupPolicy {
         KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {
             KvGroupPolicy::chunked_local(block_size, *attention_chunk_size)
         }
+        KvCacheSpec::Rswa { .. } => KvGroupPolicy::rswa(block_size),
         KvCacheSpec::Mamba(_) => KvGroupPolicy::state(),
         KvCacheSpec::Cross(_) => KvGroupPolicy::encoded(block_size),
         KvCacheSpec::EncoderOnly(_) => KvGroupPolicy::nothing(),

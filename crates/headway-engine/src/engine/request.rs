@@ -1,10 +1,12 @@
 //! Requests and what comes of them.
 
+use super::ranges::RangeError;
 use crate::{
     sampling::{Logprobs, ParamsError, SamplingError, SamplingParams},
     scheduler::{RequestId, SchedulerError},
     text::TextError,
 };
+use std::ops::Range;
 
 /// One request.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +17,9 @@ pub struct GenerateRequest {
     pub encoder_ids: Vec<u32>,
     /// How tokens are chosen and when the answer ends.
     pub sampling: SamplingParams,
+    /// Positions of the prompt whose tokens see each other in both directions, range by range (PrefixLM: the tokens of
+    /// an image), where the model was made for it (`is_mm_prefix_lm`). Ascending, apart, not empty.
+    pub bidirectional_ranges: Vec<Range<usize>>,
 }
 
 /// Why a request was refused or ended.
@@ -24,6 +29,9 @@ pub enum RequestError {
     /// A parameter out of range.
     #[error(transparent)]
     Params(#[from] ParamsError),
+    /// Ranges that the model doesn't take, or that are no ranges of the prompt.
+    #[error("bidirectional_ranges: {0}")]
+    Ranges(#[from] RangeError),
     /// Too long, empty, or never to fit.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),

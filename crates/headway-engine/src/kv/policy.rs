@@ -20,6 +20,9 @@ pub enum KvGroupKind {
         /// The chunk in tokens, at least 1.
         chunk: usize,
     },
+    /// Position `i` reads the prompt, and of what follows it `j` with `i - window < j <= i` (R-SWA). Every page is kept,
+    /// also of tokens between the two.
+    Rswa,
     /// A state of fixed size instead of keys and values: one page a request, whatever its length. A later
     /// request with the same beginning can't use it, so prefixes aren't cached beside such a group.
     State,
@@ -44,6 +47,11 @@ impl KvGroupPolicy {
     /// A group that keeps everything.
     pub const fn full(block_size: usize) -> Self {
         Self { block_size, kind: KvGroupKind::Full }
+    }
+
+    /// A group that keeps everything, though layers don't see all of it.
+    pub const fn rswa(block_size: usize) -> Self {
+        Self { block_size, kind: KvGroupKind::Rswa }
     }
 
     /// A group whose layers see `window` tokens, the current one included.
@@ -87,7 +95,11 @@ impl KvGroupPolicy {
     /// The first position that a query at `position` reads. It never decreases with `position`.
     pub const fn first_readable(&self, position: usize) -> usize {
         match self.kind {
-            KvGroupKind::Full | KvGroupKind::State | KvGroupKind::Encoded | KvGroupKind::Nothing => 0,
+            KvGroupKind::Full
+            | KvGroupKind::Rswa
+            | KvGroupKind::State
+            | KvGroupKind::Encoded
+            | KvGroupKind::Nothing => 0,
             KvGroupKind::SlidingWindow { window } => (position + 1).saturating_sub(window),
             KvGroupKind::ChunkedLocal { chunk } => position / chunk * chunk,
         }
@@ -106,7 +118,11 @@ impl KvGroupPolicy {
     pub fn peak_pages(&self, num_tokens: usize, max_chunk: usize) -> usize {
         let all = self.blocks_for(num_tokens);
         let lookback = match self.kind {
-            KvGroupKind::Full | KvGroupKind::State | KvGroupKind::Encoded | KvGroupKind::Nothing => {
+            KvGroupKind::Full
+            | KvGroupKind::Rswa
+            | KvGroupKind::State
+            | KvGroupKind::Encoded
+            | KvGroupKind::Nothing => {
                 return all;
             }
             KvGroupKind::SlidingWindow { window } => window - 1,

@@ -2,7 +2,8 @@
 //!
 //! Lifetime: one admission. A full group needs every block of the prefix; a group that looks back only so far needs
 //! the blocks that the first new token reads. The prefix must end on a block border of every group, and it never
-//! covers the whole prompt: the last token is always computed, because its logits are wanted.
+//! covers the whole prompt: the last token is always computed, because its logits are wanted. Nor does it end inside a
+//! range whose tokens see each other both ways: what is left of such a range could not be computed whole.
 
 use super::hash::BlockHashes;
 use super::pool::{PageKey, PagePool};
@@ -56,6 +57,7 @@ pub(super) fn find(
         for (group, policy) in groups.iter().enumerate() {
             length = longest_for(pool, group, policy, step, hashes, tokens, length);
         }
+        length = hashes.outside_ranges(length) / step * step;
         if length == before {
             break;
         }

@@ -103,6 +103,8 @@ impl Setting {
                 has_logit_soft_cap: a.logit_soft_cap,
                 has_alibi: a.alibi,
                 use_mm_prefix: a.mm_prefix,
+                use_rswa: matches!(a.reach, Reach::Rswa(_)),
+                use_non_causal: !a.causal,
                 ..base
             },
             MixerNeeds::Mla(m) => LayerNeed {
@@ -150,6 +152,7 @@ impl Setting {
             MixerNeeds::Attention(a) => {
                 let attention = AttentionSpec {
                     head_size_v: a.head_size_v,
+                    non_causal: !a.causal,
                     ..AttentionSpec::new(block_size, self.share(a.num_kv_heads), a.head_size, self.kv_element)
                 };
                 match (a.attn_type, a.reach) {
@@ -161,6 +164,7 @@ impl Setting {
                     (_, Reach::Chunk(attention_chunk_size)) => {
                         KvCacheSpec::ChunkedLocal { attention, attention_chunk_size }
                     }
+                    (_, Reach::Rswa(rswa_window)) => KvCacheSpec::Rswa { attention, rswa_window },
                     (_, Reach::All) => KvCacheSpec::Full(attention),
                 }
             }

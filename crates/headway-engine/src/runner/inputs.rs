@@ -2,7 +2,7 @@
 //! mappings, in buffers that live as long as the model.
 
 use crate::models::decoder::{DecoderInput, EncoderInput};
-use crate::scheduler::{RequestId, StepPlan};
+use crate::scheduler::{RequestId, ScheduledRequest, StepPlan};
 use headway_attention::{
     AttentionError, Causal, CommonAttentionMetadata, KvCacheSpec, Result, StepInputs,
     group::kv::block_table::{SKIP_SLOT, slot},
@@ -49,6 +49,10 @@ pub(super) struct InputBuffers {
     seq_lens: Persistent<i32>,
     /// Where decoders attend to an encoder.
     encoder: Option<EncoderBuffers>,
+    /// Tokens of each prompt, where a group has R-SWA.
+    prompt_lens: Option<Persistent<i32>>,
+    /// Whether each request sees causally, for groups that don't see a prompt so.
+    causal: Persistent<u8>,
     groups: Vec<GroupBuffers>,
 }
 
@@ -83,6 +87,7 @@ enum Keeps {
 struct GroupBuffers {
     block_size: usize,
     keeps: Keeps,
+    non_causal: bool,
     block_table: Persistent<i32>,
     slot_mapping: Persistent<i64>,
 }
@@ -96,6 +101,7 @@ impl InputBuffers {
         max_model_len: usize,
         specs: &[KvCacheSpec],
     ) -> Self {
+        let rswa = specs.iter().any(|s| matches!(s, KvCacheSpec::Rswa { .. }));
         let groups = specs
             .iter()
             .map(|spec| (spec, spec.block_size()))
@@ -106,6 +112,7 @@ impl InputBuffers {
                     KvCacheSpec::Cross(_) => Keeps::Encoded,
                     _ => Keeps::Tokens,
                 },
+                non_causal: spec.attention().is_some_and(|a| a.non_causal),
                 block_table: Persistent::new(cx, max_num_reqs * max_model_len.div_ceil(block_size)),
                 slot_mapping: Persistent::new(cx, max_num_tokens),
             })
@@ -123,6 +130,8 @@ impl InputBuffers {
                 seq_lens: Persistent::new(cx, max_num_reqs),
                 all_seq_lens: Persistent::new(cx, max_num_reqs),
             }),
+            prompt_lens: rswa.then(|| Persistent::new(cx, max_num_reqs)),
+            causal: Persistent::new(cx, max_num_reqs),
             groups,
         }
     }
@@ -132,7 +141,8 @@ impl InputBuffers {
         let own =
             [&self.token_ids, &self.positions, &self.logits_rows, &self.query_start_loc, &self.seq_lens];
         let groups = self.groups.iter().map(|g| g.block_table.reallocs() + g.slot_mapping.reallocs());
-        own.iter().map(|p| p.reallocs()).sum::<usize>() + groups.sum::<usize>()
+        let masks = self.prompt_lens.as_ref().map_or(0, Persistent::reallocs) + self.causal.reallocs();
+        own.iter().map(|p| p.reallocs()).sum::<usize>() + groups.sum::<usize>() + masks
     }
 
     /// Writes this step's inputs; the common metadata goes into `commons`, one a KV cache group.
@@ -175,10 +185,31 @@ impl InputBuffers {
         let mut inputs = StepInputs::new(query_start_loc, seq_lens, bound)?;
         inputs.positions = Some(positions.clone());
         inputs.is_prefilling = Some(reqs.iter().map(|r| r.is_prefilling).collect());
+        if reqs.iter().any(|r| r.bidirectional_ranges.is_some()) {
+            let of = |r: &ScheduledRequest| r.bidirectional_ranges.as_deref().map_or(vec![], <[_]>::to_vec);
+            inputs.mm_prefix_ranges = Some(reqs.iter().map(of).collect());
+        }
+        inputs.rswa_prefix_lens = self.prompt_lens.as_mut().map(|lens| {
+            lens.write(cx, reqs.len(), |o| {
+                o.iter_mut().zip(reqs).for_each(|(o, r)| *o = r.num_prompt_tokens as i32);
+            })
+        });
         let parts = StepParts { decoder: Arc::new(inputs), encoder: encoded };
+        // A prompt is seen both ways in the one step that computes it; what follows sees what came before.
+        let in_prompt = |r: &ScheduledRequest| r.num_computed_tokens < r.num_prompt_tokens;
+        let non_causal = self.groups.iter().any(|g| g.non_causal) && reqs.iter().any(in_prompt);
+        let causal = non_causal.then(|| {
+            Causal::PerRequest(self.causal.write(cx, reqs.len(), |o| {
+                o.iter_mut().zip(reqs).for_each(|(o, r)| *o = u8::from(!in_prompt(r)));
+            }))
+        });
         commons.clear();
         for (index, group) in self.groups.iter_mut().enumerate() {
-            commons.push(group.write(cx, plan, &parts, |id| table(id, index))?);
+            let mut common = group.write(cx, plan, &parts, |id| table(id, index))?;
+            if group.non_causal && causal.is_some() {
+                common.causal_override.clone_from(&causal);
+            }
+            commons.push(common);
         }
         Ok(TokenInputs { token_ids, positions, logits_rows, encoder })
     }

@@ -140,7 +140,10 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::{plan::NormPlan, rope::RopePlan};
+    use crate::models::{
+        plan::{MaskPlan, NormPlan},
+        rope::RopePlan,
+    };
     use headway_tensor::RopeStyle;
 
     fn plan() -> ModelPlan {
@@ -161,6 +164,7 @@ mod tests {
             logit_scale: 1.0,
             final_logit_soft_cap: None,
             per_layer_inputs: None,
+            masks: MaskPlan::default(),
             ropes: vec![rope],
             layers: vec![],
             encoder: None,

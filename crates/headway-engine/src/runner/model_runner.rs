@@ -8,7 +8,7 @@ use super::{
     step_times::{Laps, StepTimes},
 };
 use crate::{
-    models::{Decoder, ModelError},
+    models::{Decoder, ModelError, ModelPlan},
     scheduler::{RequestId, StepPlan},
 };
 use headway_attention::{AttentionGroup, CommonAttentionMetadata, KvPool, StepMetadata, build_step};
@@ -121,6 +121,11 @@ impl ModelRunner {
     /// The most tokens that the model's encoder takes; `None`: it has none for a decoder to attend to.
     pub fn max_encoder_tokens(&self) -> Option<usize> {
         self.decoder.plan().encoder.as_ref().map(|e| e.max_tokens)
+    }
+
+    /// The model as data.
+    pub fn model(&self) -> &ModelPlan {
+        self.decoder.plan()
     }
 
     /// Rows of the vocabulary.

@@ -123,6 +123,7 @@ pub(crate) fn kind(spec: &KvCacheSpec) -> String {
         KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {
             format!("chunked local {attention_chunk_size}")
         }
+        KvCacheSpec::Rswa { rswa_window, .. } => format!("R-SWA, window {rswa_window} beside the prompt"),
         KvCacheSpec::Mla(_) => "MLA".into(),
         KvCacheSpec::SlidingWindowMla { sliding_window, .. } => {
             format!("MLA, sliding window {sliding_window}")

@@ -233,7 +233,8 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
             let config = &decided.configs[&**name];
             let parts = decided.limits.micro_batching.num_micro_batches;
             let plan = g.backend.plan(&g.info, config)?;
-            let needed = plan.persistent_bytes.saturating_add(plan.workspace_bytes).saturating_mul(parts as u64);
+            let needed =
+                plan.persistent_bytes.saturating_add(plan.workspace_bytes).saturating_mul(parts as u64);
             if let Some(available) = memory::available_bytes().filter(|a| needed > *a) {
                 let backend = name.to_string();
                 return Err(StartupError::NoMemoryForBuilder { backend, needed, available });

@@ -86,6 +86,18 @@ pub enum SchedulerError {
         /// Pages of the pool.
         total_pages: usize,
     },
+    /// A range that no step has room for.
+    #[error(
+        "prompt tokens {}..{} see each other in both directions and are computed in one step of at most {room} tokens; \
+         raise --max-num-batched-tokens to {} or more, or shorten the range",
+        range.start, range.end, range.len()
+    )]
+    RangeTooLong {
+        /// Positions of the prompt.
+        range: std::ops::Range<usize>,
+        /// Tokens of one request in a step.
+        room: usize,
+    },
     /// `schedule` before the last step was finished or cancelled.
     #[error("a step is under way: finish or cancel it before scheduling the next")]
     StepUnderWay,

@@ -3,7 +3,7 @@
 //! Lifetime: one step; the caller keeps the value and its buffers are used again. Not for block tables, which stay with
 //! the KV cache manager ([`super::Scheduler::block_table`]).
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::RequestId;
 
@@ -47,6 +47,10 @@ pub struct ScheduledRequest {
     /// Where they stand in [`StepPlan::encoder_ids`] in the step that encodes them, the request's first since its
     /// admission; empty in others.
     pub encoder_range: Range<usize>,
+    /// Tokens of the prompt.
+    pub num_prompt_tokens: usize,
+    /// The ranges of the prompt that see each other in both directions, where a query token is in one.
+    pub bidirectional_ranges: Option<Arc<[Range<usize>]>>,
 }
 
 impl ScheduledRequest {

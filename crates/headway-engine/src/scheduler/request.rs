@@ -4,6 +4,7 @@
 
 use super::RequestId;
 use crate::kv::BlockHashes;
+use std::{ops::Range, sync::Arc};
 
 /// A request handed to [`super::Scheduler::add`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,12 +18,32 @@ pub struct NewRequest {
     /// Whether cached blocks may stand in for computing the prompt. `false` for requests that want something of every
     /// prompt position: cached tokens have no logits.
     pub use_prefix_cache: bool,
+    /// Ranges of the prompt whose tokens see each other in both directions, ascending, apart and not empty. Each is
+    /// computed whole in one step.
+    pub bidirectional_ranges: Arc<[Range<usize>]>,
+    /// The whole prompt is computed in one step, and nothing else of the request in it: for layers that are not causal
+    /// over a prompt.
+    pub whole_prompt: bool,
 }
 
 impl NewRequest {
-    /// A request that uses the prefix cache.
+    /// A request that uses the prefix cache and sees causally.
     pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
-        Self { prompt, encoder_ids: vec![], max_tokens, use_prefix_cache: true }
+        let bidirectional_ranges = Arc::default();
+        Self {
+            prompt,
+            encoder_ids: vec![],
+            max_tokens,
+            use_prefix_cache: true,
+            bidirectional_ranges,
+            whole_prompt: false,
+        }
+    }
+
+    /// Ranges that are computed in one step each.
+    pub(super) fn whole_ranges(&self) -> Vec<Range<usize>> {
+        let prompt = (self.whole_prompt && !self.prompt.is_empty()).then_some(0..self.prompt.len());
+        prompt.into_iter().chain(self.bidirectional_ranges.iter().cloned()).collect()
     }
 }
 
@@ -50,6 +71,8 @@ pub(super) struct Request {
     pub(super) encoder_ids: Vec<u32>,
     pub(super) max_tokens: usize,
     pub(super) use_prefix_cache: bool,
+    pub(super) bidirectional_ranges: Arc<[Range<usize>]>,
+    pub(super) whole_prompt: bool,
     /// Tokens whose keys and values are in the cache.
     pub(super) num_computed: usize,
     /// Tokens known at the last admission: below it, the request is prefilling.
@@ -67,7 +90,9 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(id: RequestId, new: NewRequest) -> Self {
+    /// `rswa`: some layers see a window beside the prompt.
+    pub(super) fn new(id: RequestId, new: NewRequest, rswa: bool) -> Self {
+        let hashes = BlockHashes::with_masks(new.whole_ranges(), rswa.then_some(new.prompt.len()));
         Self {
             id,
             num_prompt_tokens: new.prompt.len(),
@@ -75,6 +100,8 @@ impl Request {
             encoder_ids: new.encoder_ids,
             max_tokens: new.max_tokens,
             use_prefix_cache: new.use_prefix_cache,
+            bidirectional_ranges: new.bidirectional_ranges,
+            whole_prompt: new.whole_prompt,
             num_computed: 0,
             prefill_target: 0,
             high_water: 0,
@@ -83,7 +110,7 @@ impl Request {
             running: false,
             admitted_before: false,
             aborted: false,
-            hashes: BlockHashes::default(),
+            hashes,
         }
     }
 
@@ -94,6 +121,24 @@ impl Request {
 
     pub(super) fn num_generated(&self) -> usize {
         self.tokens.len() - self.num_prompt_tokens
+    }
+
+    /// How many of the next `n` tokens after `computed` a step may compute so that it cuts no range; 0: a range is longer
+    /// than what `n` leaves room for.
+    pub(super) fn uncut(&self, computed: usize, n: usize) -> usize {
+        let prompt = self.num_prompt_tokens;
+        let mut end = computed + n;
+        if self.whole_prompt && computed < prompt {
+            end = if end < prompt { computed } else { prompt };
+        }
+        let cut = self.bidirectional_ranges.iter().find(|r| r.start < end && end < r.end);
+        cut.map_or(end, |r| r.start).saturating_sub(computed)
+    }
+
+    /// The ranges, where the tokens `computed..end` have part in any.
+    pub(super) fn ranges_in(&self, computed: usize, end: usize) -> Option<Arc<[Range<usize>]>> {
+        let any = self.bidirectional_ranges.iter().any(|r| r.start < end && r.end > computed);
+        any.then(|| Arc::clone(&self.bidirectional_ranges))
     }
 
     pub(super) fn is_prefilling(&self) -> bool {

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use super::plan::{ScheduledRequest, StepPlan};
 use super::request::{NewRequest, Request, RequestState};
 use super::{RequestId, SchedulerConfig, SchedulerError, SchedulerStats};
-use crate::kv::{Admission, CachedPrefix, KvCacheManager};
+use crate::kv::{Admission, CachedPrefix, KvCacheManager, KvGroupKind};
 
 /// Plans the steps of continuous batching over a [`KvCacheManager`], which it owns.
 ///
@@ -59,6 +59,8 @@ struct Budget {
     tokens: usize,
     /// Of encoders' inputs, which come on top and are never cut.
     encoder_tokens: usize,
+    /// A running request waits for a step with more room.
+    held: bool,
 }
 
 impl Scheduler {
@@ -98,9 +100,10 @@ impl Scheduler {
     /// cache: refused at once, with the numbers.
     pub fn add(&mut self, request: NewRequest) -> Result<RequestId, SchedulerError> {
         self.check(&request)?;
+        let rswa = self.kv.groups().iter().any(|g| g.kind == KvGroupKind::Rswa);
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        self.requests.insert(id, Request::new(id, request));
+        self.requests.insert(id, Request::new(id, request, rswa));
         self.waiting.push_back(id);
         Ok(id)
     }
@@ -135,6 +138,10 @@ impl Scheduler {
                 total_pages: self.kv.usage().total_pages,
             });
         }
+        let room = self.config.max_chunk();
+        if let Some(range) = request.whole_ranges().into_iter().find(|r| r.len() > room) {
+            return Err(SchedulerError::RangeTooLong { range, room });
+        }
         Ok(())
     }
 
@@ -151,10 +158,11 @@ impl Scheduler {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             encoder_tokens: self.config.max_num_batched_tokens,
+            held: false,
         };
         self.schedule_running(plan, &mut budget, false)?;
         self.schedule_running(plan, &mut budget, true)?;
-        if plan.preempted.is_empty() {
+        if plan.preempted.is_empty() && !budget.held {
             self.schedule_waiting(plan, &mut budget)?;
         }
         if plan.is_empty() {
@@ -179,7 +187,13 @@ impl Scheduler {
             if request.is_prefilling() != prefills || request.encodes() > budget.encoder_tokens {
                 continue;
             }
-            let (computed, num_new) = (request.num_computed, self.chunk(request.num_uncomputed(), budget));
+            let computed = request.num_computed;
+            let num_new = self.chunk(request, computed, budget);
+            if num_new == 0 {
+                // A range that needs more room than this step has left: nobody is let in before it has run.
+                budget.held = true;
+                continue;
+            }
             while !self.kv.allocate(id, computed, num_new)? {
                 let last = self.preempt_last(plan, budget);
                 if last.is_none_or(|last| last == id) {
@@ -204,7 +218,10 @@ impl Scheduler {
             if request.encodes() > budget.encoder_tokens {
                 break;
             }
-            let num_new = self.chunk(request.tokens.len() - computed, budget);
+            let num_new = self.chunk(request, computed, budget);
+            if num_new == 0 {
+                break;
+            }
             let admission = if request.admitted_before { Admission::Resumed } else { Admission::New };
             if !self.kv.admit(id, prefix, num_new, admission)? {
                 break;
@@ -245,8 +262,10 @@ impl Scheduler {
         self.kv.pages_outstanding(id, self.requests[&id].tokens.len(), self.config.max_chunk())
     }
 
-    fn chunk(&self, num_uncomputed: usize, budget: &Budget) -> usize {
-        num_uncomputed.min(budget.tokens).min(self.config.max_chunk())
+    /// Tokens after `computed` that the step computes; 0 where a range that may not be cut has no room.
+    fn chunk(&self, request: &Request, computed: usize, budget: &Budget) -> usize {
+        let most = (request.tokens.len() - computed).min(budget.tokens).min(self.config.max_chunk());
+        request.uncut(computed, most)
     }
 
     fn start(&mut self, id: RequestId, num_computed: usize) {
@@ -277,6 +296,9 @@ impl Scheduler {
             num_cached_tokens: request.num_cached,
             encoder_len: request.encoder_ids.len(),
             encoder_range: 0..0,
+            num_prompt_tokens: request.num_prompt_tokens,
+            bidirectional_ranges: request
+                .ranges_in(request.num_computed, request.num_computed + num_new_tokens),
         });
     }
 

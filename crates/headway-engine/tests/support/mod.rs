@@ -1,6 +1,8 @@
 //! The engine as the golden walk sees it, and where the real models are.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod llama;
+
 use headway_engine::{
     Engine, EngineOptions, Event, GenerateRequest, LlmEngine,
     kv::RequestId,
@@ -43,8 +45,12 @@ impl UnderTest {
                 stop_token_ids: p.stop.to_vec(),
                 ..SamplingParams::greedy()
             };
-            let request =
-                GenerateRequest { prompt_ids: p.ids.to_vec(), encoder_ids: p.encoder_ids.to_vec(), sampling };
+            let request = GenerateRequest {
+                prompt_ids: p.ids.to_vec(),
+                encoder_ids: p.encoder_ids.to_vec(),
+                sampling,
+                ..GenerateRequest::default()
+            };
             ids.push(self.engine.add(request).map_err(|e| e.to_string())?);
         }
         let mut done: HashMap<RequestId, Vec<u32>> = HashMap::new();

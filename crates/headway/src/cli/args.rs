@@ -73,8 +73,9 @@ pub struct GenerateArgs {
     /// Put the prompt into the model's chat template, as the user's message.
     #[arg(long)]
     pub chat: bool,
-    /// Many requests: a JSON object a line with `prompt` or `prompt_ids`, and any sampling option. All run
-    /// together; answers come in input order.
+    /// Many requests: a JSON object a line with `prompt` or `prompt_ids`, and any sampling option; and
+    /// `bidirectional_ranges` ([[from, to], ..], prompt positions that see each other both ways) for models
+    /// that are made for it. All run together; answers come in input order.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "prompt_ids", "prompt_file"])]
     pub batch: Option<PathBuf>,
     /// One JSON object a request on standard output, with token ids and timings; with -v, one about the

@@ -105,7 +105,14 @@ fn admit(
     let prompt_ids = prompt.ids(engine, chat)?;
     answer.prompt_ids.clone_from(&prompt_ids);
     let sampling = in_room(sampling, engine, prompt_ids.len());
-    Ok(engine.add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() })?)
+    let ranges = line.bidirectional_ranges.unwrap_or_default();
+    let bidirectional_ranges = ranges.into_iter().map(|[from, to]| from..to).collect();
+    Ok(engine.add(GenerateRequest {
+        prompt_ids,
+        sampling,
+        bidirectional_ranges,
+        ..GenerateRequest::default()
+    })?)
 }
 
 fn apply(event: Event, by_id: &HashMap<RequestId, usize>, slots: &mut [Slot]) {

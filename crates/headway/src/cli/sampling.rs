@@ -61,6 +61,8 @@ pub struct BatchLine {
     pub stop_token_ids: Option<Vec<u32>>,
     pub ignore_eos: Option<bool>,
     pub logprobs: Option<usize>,
+    /// First position of each range of the prompt's tokens, and the one after its last.
+    pub bidirectional_ranges: Option<Vec<[usize; 2]>>,
 }
 
 impl BatchLine {

@@ -1,6 +1,8 @@
 //! Named cases: block borders, whole-prompt hits, recycled pages, pressure, windows, wrong calls.
 
-use crate::kv::{Admission, BlockHashes, CachedPrefix, KvCacheManager, KvError, KvGroupPolicy, RequestId};
+use crate::kv::{
+    Admission, BlockHash, BlockHashes, CachedPrefix, KvCacheManager, KvError, KvGroupPolicy, RequestId,
+};
 
 fn manager(blocks: usize, groups: Vec<KvGroupPolicy>) -> KvCacheManager {
     KvCacheManager::new(blocks, groups, true).expect("a valid configuration")
@@ -273,4 +275,48 @@ fn pages_of_an_encoders_input_come_with_admission_and_stay_as_they_are() {
     assert_eq!(kv.usage().used_pages, 6);
     kv.free(id);
     assert_eq!(kv.usage().used_pages, 0);
+}
+
+#[test]
+fn a_range_is_in_the_name_of_every_block_that_it_reaches_into() {
+    let named = |ranges: &[(usize, usize)], tokens: &[u32]| {
+        let ranges = ranges.iter().map(|&(from, to)| from..to).collect();
+        BlockHashes::with_masks(ranges, None).upto(4, 9, tokens).to_vec()
+    };
+    let same = |a: &[BlockHash], b: &[BlockHash]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let prompt = tokens(0, 20);
+    let plain = named(&[], &prompt);
+    assert_eq!(same(&plain, &named(&[(6, 11)], &prompt)), 1, "the blocks before it keep their name");
+    assert_eq!(same(&named(&[(6, 11)], &prompt), &named(&[(6, 10)], &prompt)), 1);
+    let mut other = prompt.clone();
+    other[10] = 99;
+    assert_eq!(same(&plain, &named(&[], &other)), 2, "causal: the block of the token and those after");
+    assert_eq!(same(&named(&[(6, 11)], &prompt), &named(&[(6, 11)], &other)), 1, "the range sees its end");
+    assert_eq!(same(&named(&[(8, 12)], &prompt), &named(&[(8, 12)], &prompt)), 5);
+}
+
+#[test]
+fn a_prefix_does_not_end_inside_a_range() {
+    let found = |ranges: Vec<std::ops::Range<usize>>| {
+        let mut kv = manager(16, vec![KvGroupPolicy::full(4)]);
+        let (prompt, mut hashes) = (tokens(0, 20), BlockHashes::with_masks(ranges, None));
+        let none = kv.lookup(&mut hashes, &prompt);
+        assert!(kv.admit(RequestId(0), none, 20, Admission::New).unwrap());
+        kv.advance(RequestId(0), &mut hashes, &prompt, 20).unwrap();
+        kv.lookup(&mut hashes, &prompt).num_tokens()
+    };
+    assert_eq!(found(vec![]), 16);
+    assert_eq!(found(vec![3..5, 6..16]), 16);
+    assert_eq!(found(vec![3..5, 6..17]), 0, "the border before 6 is 4, which is inside 3..5");
+    assert_eq!(found(vec![9..11, 11..17]), 8);
+    assert_eq!(found(vec![0..20, 20..21]), 0);
+}
+
+#[test]
+fn beyond_an_r_swa_prompt_a_block_is_named_by_where_that_ends() {
+    let named = |prompt| BlockHashes::with_masks(vec![], prompt).upto(4, 9, &tokens(0, 20)).to_vec();
+    assert_eq!(named(Some(20)), named(None));
+    assert_eq!(named(Some(9))[..2], named(None)[..2]);
+    assert!(named(Some(9))[2..].iter().zip(&named(Some(10))[2..]).all(|(a, b)| a != b));
+    assert_ne!(named(Some(9))[2], named(None)[2]);
 }

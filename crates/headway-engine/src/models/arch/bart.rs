@@ -62,6 +62,7 @@ pub(super) fn bart(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
         logit_scale: 1.0,
         final_logit_soft_cap: None,
         per_layer_inputs: None,
+        masks: crate::models::plan::MaskPlan::default(),
         ropes: vec![],
         layers: (0..decoder.layers).flat_map(|i| decoder.decoder_layer(i)).collect(),
         drafting_layers: 0,

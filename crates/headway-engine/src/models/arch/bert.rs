@@ -5,7 +5,7 @@ use super::{ConfigReader, hf::activation};
 use crate::models::{
     ModelError, ModelPlan,
     plan::{
-        AttentionPlan, FeedForwardPlan, LayerNormPlan, LayerPlan, LinearPlan, MixerPlan, Pooling,
+        AttentionPlan, FeedForwardPlan, LayerNormPlan, LayerPlan, LinearPlan, MaskPlan, MixerPlan, Pooling,
         PositionsPlan,
     },
 };
@@ -80,6 +80,7 @@ fn encoder(c: &ConfigReader<'_>, first: usize) -> Result<ModelPlan, ModelError> 
         logit_scale: 1.0,
         final_logit_soft_cap: None,
         per_layer_inputs: None,
+        masks: MaskPlan::default(),
         ropes: vec![],
         encoder: None,
         layers: (0..layers).map(|i| layer(&format!("encoder.layer.{i}"), &s)).collect(),

@@ -5,8 +5,8 @@ use crate::{
     models::{
         ModelError, ModelPlan,
         plan::{
-            AttentionPlan, ExpertWeights, ExpertsPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan,
-            NormPlan, QkNormPlan, StackedPlan,
+            AttentionPlan, ExpertWeights, ExpertsPlan, FeedForwardPlan, LayerPlan, LinearPlan, MaskPlan,
+            MixerPlan, NormPlan, QkNormPlan, StackedPlan,
         },
         rope::{RopePlan, RopeScaling},
     },
@@ -277,6 +277,7 @@ impl<'a> Header<'a> {
             logit_scale: 1.0,
             final_logit_soft_cap: None,
             per_layer_inputs: None,
+            masks: MaskPlan::default(),
             ropes,
             layers,
             encoder: None,

@@ -5,7 +5,8 @@ use crate::models::{
     ModelError,
     needs::MOST_LAYERS,
     plan::{
-        AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MixerPlan, ModelPlan, NormPlan, QkNormPlan,
+        AttentionPlan, FeedForwardPlan, LayerPlan, LinearPlan, MaskPlan, MixerPlan, ModelPlan, NormPlan,
+        QkNormPlan,
     },
     rope::RopePlan,
 };
@@ -252,6 +253,7 @@ pub(super) fn model(
         logit_scale: 1.0,
         final_logit_soft_cap: None,
         per_layer_inputs: None,
+        masks: MaskPlan::default(),
         ropes,
         layers,
         encoder: None,

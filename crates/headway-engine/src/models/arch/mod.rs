@@ -15,7 +15,7 @@ mod state_space;
 
 pub use config::ConfigReader;
 
-use super::{ModelError, ModelPlan};
+use super::{ModelError, ModelPlan, plan::MaskPlan};
 use crate::loading::{self, GgufFile, ModelFiles, ModelKind};
 use serde_json::Value;
 
@@ -53,19 +53,33 @@ const HUGGING_FACE: &[(&str, Translate)] = &[
 /// An architecture without a translator, with the list of those there are; a missing field, by name.
 pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
     match &files.kind {
-        ModelKind::Safetensors(hf) => {
-            let file = hf.config_path.display().to_string();
-            let reader = ConfigReader::new(&file, &hf.config);
-            translator(&reader, &file)?(&reader)
-        }
+        ModelKind::Safetensors(hf) => of_config(&hf.config_path.display().to_string(), &hf.config),
         ModelKind::Gguf(g) => gguf::plan(g),
     }
 }
 
+/// What any config may say of its attention's masks.
+fn with_masks(c: &ConfigReader<'_>, mut plan: ModelPlan) -> Result<ModelPlan, ModelError> {
+    plan.masks = MaskPlan {
+        mm_prefix: c.flag("is_mm_prefix_lm")?,
+        rswa_window: c.opt_usize("rswa_window")?,
+        causal: c.get("is_causal").is_none() || c.flag("is_causal")?,
+    };
+    match plan.masks.refused(&plan) {
+        Some((what, remedy)) => Err(c.unsupported(what, remedy)),
+        None => Ok(plan),
+    }
+}
+
+/// The plan of a `config.json`.
+fn of_config(file: &str, json: &Value) -> Result<ModelPlan, ModelError> {
+    let reader = ConfigReader::new(file, json);
+    with_masks(&reader, translator(&reader, file)?(&reader)?)
+}
+
 /// Why a `config.json` has no plan, as start-up would say it; `None` where it has one.
 pub fn refusal(file: &str, json: &Value) -> Option<String> {
-    let reader = ConfigReader::new(file, json);
-    if let Err(e) = translator(&reader, file).and_then(|translate| translate(&reader)) {
+    if let Err(e) = of_config(file, json) {
         return Some(e.to_string());
     }
     loading::refuse_quantisation(file.as_ref(), json).err().map(|e| e.to_string())

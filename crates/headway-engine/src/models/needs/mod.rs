@@ -85,6 +85,8 @@ pub enum Reach {
     Window(usize),
     /// Those of its chunk.
     Chunk(usize),
+    /// The prompt, and the last ones, with its own (R-SWA).
+    Rswa(usize),
 }
 
 /// Softmax attention.
@@ -110,6 +112,8 @@ pub struct AttentionNeeds {
     pub alibi: bool,
     /// Both directions inside the images of a prompt.
     pub mm_prefix: bool,
+    /// No token of a prompt is seen by an earlier one.
+    pub causal: bool,
 }
 
 impl AttentionNeeds {
@@ -126,6 +130,7 @@ impl AttentionNeeds {
             logit_soft_cap: false,
             alibi: false,
             mm_prefix: false,
+            causal: true,
         }
     }
 }
@@ -194,7 +199,13 @@ impl LayerNeeds {
                     index_topk: None,
                 }),
                 MixerPlan::Attention(a) => MixerNeeds::Attention(AttentionNeeds {
-                    reach: a.sliding_window.map_or(Reach::All, Reach::Window),
+                    reach: match (a.sliding_window, plan.masks.rswa_window) {
+                        (Some(w), _) => Reach::Window(w),
+                        (None, Some(w)) => Reach::Rswa(w),
+                        (None, None) => Reach::All,
+                    },
+                    mm_prefix: plan.masks.mm_prefix,
+                    causal: plan.masks.causal,
                     logit_soft_cap: a.logit_soft_cap.is_some(),
                     sinks: a.sinks.is_some(),
                     attn_type: a.attn_type,

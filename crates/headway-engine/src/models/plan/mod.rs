@@ -3,10 +3,12 @@
 
 mod embedding;
 mod experts;
+mod masks;
 mod per_layer;
 
 pub use embedding::{CrossPlan, EncoderPlan, LayerNormPlan, Pooling, PositionsPlan};
 pub use experts::{ExpertWeights, ExpertsPlan, StackedPlan};
+pub use masks::MaskPlan;
 pub use per_layer::{PerLayerBlockPlan, PerLayerInputsPlan};
 
 use super::rope::RopePlan;
@@ -335,6 +337,8 @@ pub struct ModelPlan {
     pub final_logit_soft_cap: Option<f32>,
     /// What is made of the tokens for every layer.
     pub per_layer_inputs: Option<PerLayerInputsPlan>,
+    /// What attention sees besides causality and windows.
+    pub masks: MaskPlan,
     /// The rotary embeddings that layers refer to.
     pub ropes: Vec<RopePlan>,
     /// The layers.

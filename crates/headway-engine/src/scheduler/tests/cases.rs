@@ -76,6 +76,8 @@ fn classes_follow_the_field() {
             needs_logits: true,
             remaining_tokens: 1,
             num_cached_tokens: 0,
+            num_prompt_tokens: 1,
+            bidirectional_ranges: None,
         };
         r.class(threshold)
     };

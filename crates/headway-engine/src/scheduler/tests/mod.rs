@@ -4,3 +4,4 @@ mod cases;
 mod fake;
 mod preemption;
 mod properties;
+mod ranges;

@@ -1,0 +1,42 @@
+//! What a model's attention sees besides what causality and windows say.
+
+use super::{MixerPlan, ModelPlan};
+
+/// Masks of all attention layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskPlan {
+    /// Requests may name ranges of the prompt whose tokens see each other in both directions (PrefixLM: the tokens of
+    /// an image), whatever a layer's window says. `is_mm_prefix_lm` in `config.json`.
+    pub mm_prefix: bool,
+    /// Layers without a window of their own see the prompt, and of the tokens after it the last so many, with the
+    /// query's own (R-SWA, arXiv 2606.23050). `rswa_window` in `config.json`.
+    pub rswa_window: Option<usize>,
+    /// No token of a prompt is seen by an earlier one. Otherwise a prompt's tokens see each other in both directions,
+    /// and each generated token what is before it. `is_causal` in `config.json`.
+    pub causal: bool,
+}
+
+impl Default for MaskPlan {
+    fn default() -> Self {
+        Self { mm_prefix: false, rswa_window: None, causal: true }
+    }
+}
+
+impl MaskPlan {
+    /// Why a model can't have these masks: what is in the way, and what to do.
+    pub fn refused(&self, plan: &ModelPlan) -> Option<(&'static str, &'static str)> {
+        if *self == Self::default() {
+            return None;
+        }
+        let mut mixers = plan.mixers().map(|(_, m)| m);
+        if !mixers.all(|m| matches!(m, MixerPlan::Attention(_))) {
+            let what =
+                "is_mm_prefix_lm, rswa_window or is_causal beside layers that are not softmax attention";
+            return Some((what, "leave them out, or use a model of softmax attention alone"));
+        }
+        (self.rswa_window.is_some() && !self.causal).then_some((
+            "rswa_window together with is_causal false",
+            "leave one of them out: R-SWA sees its prompt causally",
+        ))
+    }
+}

@@ -75,8 +75,12 @@ pub struct EngineOptions {
     pub batch_invariant: bool,
     /// `--micro-batches`.
     pub micro_batches: Option<usize>,
-    /// `--speculative-tokens`.
+    /// `--speculative-tokens`: the most tokens drafted for a request in a step.
     pub speculative_tokens: Option<usize>,
+    /// `--prompt-lookup-min`: the fewest last tokens whose earlier occurrence makes a draft.
+    pub prompt_lookup_min: Option<usize>,
+    /// `--prompt-lookup-max`: the most that are compared.
+    pub prompt_lookup_max: Option<usize>,
     /// `--max-model-len`, in tokens.
     pub max_model_len: Option<usize>,
     /// `--max-num-seqs`.

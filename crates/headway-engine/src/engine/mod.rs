@@ -5,6 +5,7 @@ mod embed;
 mod llm;
 mod open;
 mod request;
+mod sample;
 mod session;
 
 pub use embed::{EmbedError, EmbedOptions, Embedder};

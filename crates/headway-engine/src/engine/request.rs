@@ -3,6 +3,7 @@
 use crate::{
     sampling::{Logprobs, ParamsError, SamplingError, SamplingParams},
     scheduler::{RequestId, SchedulerError},
+    speculation::SpeculationStats,
     text::TextError,
 };
 
@@ -111,6 +112,8 @@ pub struct Finished {
     pub seed: u64,
     /// Where the time went.
     pub timings: Timings,
+    /// Tokens drafted and accepted.
+    pub speculation: SpeculationStats,
 }
 
 /// What a step brought.

@@ -6,7 +6,7 @@ use super::{
     devices::{self, OpenDevice},
     inputs::InputBuffers,
     limits::{self, Limits},
-    memory, needs, present,
+    memory, needs, present, speculation,
     step_times::StepTimes,
 };
 use crate::{
@@ -17,10 +17,11 @@ use crate::{
         needs::LayerNeeds,
     },
     options::{DTypeOption, EngineOptions, LoadFormat},
+    speculation::LookupSizes,
 };
 use headway_attention::{
-    AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool, LayerArgs, LayerKernel,
-    StepMetadata,
+    AttentionError, AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool,
+    LayerArgs, LayerKernel, StepMetadata,
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
@@ -41,6 +42,8 @@ pub struct Startup {
     pub limits: Limits,
     /// Full blocks are found again by their tokens.
     pub prefix_caching: bool,
+    /// How drafts are looked up, where tokens are drafted.
+    pub lookup: Option<LookupSizes>,
 }
 
 /// What selection and planning decided, before any weight is loaded.
@@ -52,6 +55,7 @@ pub(super) struct Decided {
     pub kv_dtype: DType,
     pub cache: KvCachePlan,
     pub prefix_caching: bool,
+    pub lookup: LookupSizes,
     pub report: StartupReport,
 }
 
@@ -80,6 +84,7 @@ impl Startup {
                 .filter_map(|g| g.plan().reorder_batch_threshold)
                 .min(),
             limits: decided.limits,
+            lookup: (decided.limits.num_speculative_tokens > 0).then_some(decided.lookup),
             prefix_caching: decided.prefix_caching,
             runner,
         })
@@ -90,6 +95,7 @@ impl Startup {
 fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> Result<Decided, StartupError> {
     let plan = arch::plan(files)?;
     let limits = Limits::resolve(options, &plan)?;
+    let lookup = speculation::lookup_sizes(options)?;
     let kv_dtype = needs::kv_cache_dtype(files, options)?;
     let registry = match &options.registry {
         Some(r) => r.clone(),
@@ -111,6 +117,12 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         let table = options.backend_config.get(&name);
         configs.insert(name, s.backend.parse_config(table)?);
     }
+    let builders = cache.attention_groups.iter().map(|g| {
+        let name = &*g.backend.rules().name;
+        Ok((name, g.backend.plan(&g.info, &configs[name])?))
+    });
+    let builders = builders.collect::<Result<Vec<_>, AttentionError>>()?;
+    speculation::check_builders(limits.num_speculative_tokens, builders.iter().map(|(n, p)| (*n, p)))?;
     // A state at the end of a prompt is no state at the end of a shared beginning.
     let has = |f: fn(&KvCacheSpec) -> bool| cache.kv_cache_groups.iter().any(|g| f(&g.spec));
     // Nor are keys and values of a decoder that read another input.
@@ -125,7 +137,8 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let mut report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
     present::block_size(&mut report, options.block_size, &blocks);
     present::prefix_caching(&mut report, options, unshared);
-    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, report })
+    present::speculation(&mut report, options, &lookup);
+    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, lookup, report })
 }
 
 /// Weights of files are mapped; those that are made up, or made another type, take memory.
@@ -157,6 +170,7 @@ fn plan_cache(
     weights: u64,
 ) -> Result<KvCachePlan, StartupError> {
     let step = CacheLimits {
+        num_speculative_tokens: limits.num_speculative_tokens,
         batch_invariant: options.batch_invariant,
         kv_cache_layout: decide::layout(options.kv_layout.as_deref())?,
         ..CacheLimits::new(limits.max_num_reqs, limits.max_num_tokens, limits.max_model_len)
@@ -188,7 +202,7 @@ fn load(
     };
     let limits = StepLimits {
         max_num_tokens: decided.limits.max_num_tokens,
-        max_num_logits: decided.limits.max_num_reqs,
+        max_num_logits: decided.limits.max_num_logits(),
         max_model_len: decided.limits.max_model_len,
     };
     let total = decided.plan.layers.len();
@@ -233,7 +247,8 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;
     let specs: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect();
     let l = &decided.limits;
-    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, longest(&decided.plan, l), &specs);
+    let (reqs, tokens, logits) = (l.max_num_reqs, l.max_num_tokens, l.max_num_logits());
+    let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs);
     let mut report = decided.report.clone();
     present::finish(&mut report, &groups, &decoder, kv.bytes());
     Ok(ModelRunner {

@@ -58,7 +58,7 @@ fn the_report_has_every_field() {
 }
 
 /// Options with a value that differs from the default where one can.
-const OPTIONS: [(&str, &str, &str); 18] = [
+const OPTIONS: [(&str, &str, &str); 20] = [
     ("device", "cpu", "cpu"),
     ("dtype", "f32", "float32"),
     ("kv_cache_dtype", "float16", "float16"),
@@ -69,7 +69,9 @@ const OPTIONS: [(&str, &str, &str); 18] = [
     ("graph_mode", "none", "NONE"),
     ("batch_invariant", "true", "true"),
     ("micro_batches", "1", "1"),
-    ("speculative_tokens", "0", "0"),
+    ("speculative_tokens", "2", "2"),
+    ("prompt_lookup_min", "2", "2"),
+    ("prompt_lookup_max", "5", "5"),
     ("max_model_len", "64", "64"),
     ("max_num_seqs", "4", "4"),
     ("max_num_batched_tokens", "32", "32"),

@@ -2,7 +2,7 @@
 //!
 //! One request's way: [`sources`] finds the files, [`loading`] opens them, [`models`] plans and loads the
 //! decoder, [`runner`] starts it (backends, cache, builders) and runs steps that [`scheduler`] plans over
-//! the pages of [`kv`], [`sampling`] chooses tokens, [`text`] turns them into text; [`engine`] joins them.
+//! the pages of [`kv`], [`sampling`] chooses tokens ([`speculation`] several at once), [`text`] turns them into text; [`engine`] joins them.
 //!
 //! [`explain`] asks the same start-up code what would come out, with no weights and no device.
 //!
@@ -19,6 +19,7 @@ pub mod runner;
 pub mod sampling;
 pub mod scheduler;
 pub mod sources;
+pub mod speculation;
 pub mod text;
 
 pub use engine::{Engine, Event, GenerateRequest, LlmEngine};

@@ -79,8 +79,12 @@ pub struct EngineOptions {
     pub micro_batch_decode_tokens: Option<usize>,
     /// `--micro-batch-prefill-tokens`: other steps are cut from this many tokens on.
     pub micro_batch_prefill_tokens: Option<usize>,
-    /// `--speculative-tokens`.
+    /// `--speculative-tokens`: the most tokens drafted for a request in a step.
     pub speculative_tokens: Option<usize>,
+    /// `--prompt-lookup-min`: the fewest last tokens whose earlier occurrence makes a draft.
+    pub prompt_lookup_min: Option<usize>,
+    /// `--prompt-lookup-max`: the most that are compared.
+    pub prompt_lookup_max: Option<usize>,
     /// `--max-model-len`, in tokens.
     pub max_model_len: Option<usize>,
     /// `--max-num-seqs`.

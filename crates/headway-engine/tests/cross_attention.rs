@@ -54,7 +54,12 @@ fn the_golden_alone_batched_and_in_chunks() {
 fn request(prompt: &[u32], encoder: &[u32], max_tokens: usize) -> GenerateRequest {
     let sampling =
         SamplingParams { max_tokens: Some(max_tokens), ignore_eos: true, ..SamplingParams::greedy() };
-    GenerateRequest { prompt_ids: prompt.to_vec(), encoder_ids: encoder.to_vec(), sampling }
+    GenerateRequest {
+        prompt_ids: prompt.to_vec(),
+        encoder_ids: encoder.to_vec(),
+        bidirectional_ranges: vec![],
+        sampling,
+    }
 }
 
 #[test]

@@ -79,20 +79,21 @@ struct Cost {
     groups: usize,
     layers: usize,
     reallocs: usize,
+    drafted: u64,
 }
 
 /// Runs 4 requests together and counts what each decode step costs once all are decoding.
 fn measure(model: &Path) -> Cost {
-    let options = EngineOptions {
-        kv_cache_memory: Some(16 << 20),
-        threads: Some(1),
-        no_prefix_caching: true,
-        ..EngineOptions::default()
-    };
+    measure_with(model, EngineOptions::default(), SamplingParams::greedy())
+}
+
+fn measure_with(model: &Path, base: EngineOptions, sampling: SamplingParams) -> Cost {
+    let options =
+        EngineOptions { kv_cache_memory: Some(16 << 20), threads: Some(1), no_prefix_caching: true, ..base };
     let mut engine = LlmEngine::open(model, &options, &mut |_, _| ()).unwrap();
     for i in 0..4u32 {
         let prompt_ids: Vec<u32> = (0..20).map(|t| (t * 7 + i) % 500).collect();
-        let sampling = SamplingParams { max_tokens: Some(12), ignore_eos: true, ..SamplingParams::greedy() };
+        let sampling = SamplingParams { max_tokens: Some(12), ignore_eos: true, ..sampling.clone() };
         engine.add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() }).unwrap();
     }
     let (mut events, mut allocations, mut steps) = (Vec::with_capacity(64), vec![], 0);
@@ -113,6 +114,7 @@ fn measure(model: &Path) -> Cost {
         groups: groups.len(),
         layers: groups.iter().map(|g| g.info().layers.len()).sum(),
         reallocs: engine.runner().input_reallocs(),
+        drafted: engine.speculation_stats().summary().drafted_tokens,
     }
 }
 
@@ -140,4 +142,28 @@ fn each_group_of_a_hybrid_builds_once_a_step() {
     println!("{} groups for {} layers, {} builds", cost.groups, cost.layers, cost.builds);
     assert!(cost.groups < cost.layers);
     assert_eq!(cost.reallocs, 0);
+}
+
+/// Answers differ with the layers, and with them what is drafted and when a vector grows: the step in which none does
+/// is compared.
+#[test]
+fn drafts_cost_no_allocation_a_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |layers: usize, k: usize| {
+        let options = EngineOptions {
+            speculative_tokens: Some(k),
+            prompt_lookup_min: (k > 0).then_some(1),
+            ..EngineOptions::default()
+        };
+        // A penalty below 1 makes the answer repeat itself, so that every step has drafts.
+        let sampling = SamplingParams { repetition_penalty: 0.3, ..SamplingParams::greedy() };
+        let cost = measure_with(&shortened("tiny-llama", layers, dir.path()), options, sampling);
+        println!("{layers} layers, {k} drafts: {:?}, {} drafted", cost.allocations, cost.drafted);
+        assert_eq!(cost.reallocs, 0, "input buffers are recycled");
+        assert_eq!(cost.drafted > 0, k > 0);
+        *cost.allocations.iter().min().unwrap()
+    };
+    assert_eq!(run(1, 3), run(3, 3));
+    let (plain, drafted) = (run(3, 0), run(3, 3));
+    assert!(drafted <= plain + 1, "{drafted} allocations with drafts, {plain} without");
 }

@@ -117,6 +117,13 @@ impl Embedder {
             }
             .into());
         };
+        if let Some(k) = options.speculative_tokens.filter(|k| *k > 0) {
+            return Err(StartupError::Option {
+                option: "--speculative-tokens",
+                value: k.to_string(),
+                why: "an encoder generates nothing that could be drafted; leave it out".into(),
+            });
+        }
         let pooling = match embed.pooling {
             Some(p) => p,
             None => pooling_of(&files)?.unwrap_or(pooling),
@@ -218,6 +225,7 @@ impl Embedder {
                 id: RequestId(i as u64),
                 num_computed_tokens: 0,
                 num_new_tokens: input.len(),
+                draft_range: 0..0,
                 token_range: first..plan.token_ids.len(),
                 is_prefilling: true,
                 needs_logits: false,

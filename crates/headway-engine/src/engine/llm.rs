@@ -4,12 +4,14 @@ use super::{
     Engine, StepError,
     ranges::{self, RangeError},
     request::{Event, GenerateRequest, RequestError},
+    sample::StepSampling,
     session::Session,
 };
 use crate::{
     runner::{ModelRunner, StartupReport, step_times::Laps},
-    sampling::{Row, Sampler},
+    sampling::Sampler,
     scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
+    speculation::{LookupSizes, SpeculationStats},
     text::{ChatTemplate, TextError, Tokenizer},
 };
 use std::{collections::HashMap, time::Duration};
@@ -21,6 +23,8 @@ pub struct LlmEngine {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) eos_ids: Vec<u32>,
     pub(super) sampler: Sampler,
+    pub(super) lookup: Option<LookupSizes>,
+    pub(super) speculation: SpeculationStats,
     pub(super) sessions: HashMap<RequestId, Session>,
     pub(super) plan: StepPlan,
     pub(super) outcomes: Vec<StepOutcome>,
@@ -28,7 +32,8 @@ pub struct LlmEngine {
     pub(super) observer: Option<LogitsObserver>,
 }
 
-/// Sees every row of raw logits, after the model's own caps and before penalties and sampling.
+/// Sees every row of raw logits that is sampled from, after the model's own caps and before penalties and
+/// sampling: one for each token of an answer.
 pub type LogitsObserver = Box<dyn FnMut(RequestId, &[f32]) + Send>;
 
 impl LlmEngine {
@@ -50,6 +55,16 @@ impl LlmEngine {
     /// The scheduler, with its KV cache manager.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
+    }
+
+    /// Whether tokens are drafted.
+    pub fn drafts(&self) -> bool {
+        self.lookup.is_some()
+    }
+
+    /// Tokens drafted and accepted since start-up.
+    pub fn speculation_stats(&self) -> &SpeculationStats {
+        &self.speculation
     }
 
     /// From opening the files to the end of start-up.
@@ -108,56 +123,12 @@ impl LlmEngine {
         let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len());
         Ok(request.sampling.max_tokens.unwrap_or(room.max(1)))
     }
-
-    /// Samples every row of the step that wants a token.
-    fn sample(
-        sampler: &mut Sampler,
-        sessions: &mut HashMap<RequestId, Session>,
-        scheduler: &Scheduler,
-        plan: &StepPlan,
-        eos_ids: &[u32],
-        logits: &mut [f32],
-        events: &mut Vec<Event>,
-        outcomes: &mut Vec<StepOutcome>,
-    ) -> Vec<RequestId> {
-        let vocab_size = logits.len() / plan.num_sampled().max(1);
-        let mut failed = vec![];
-        for (row, scheduled) in logits.chunks_exact_mut(vocab_size.max(1)).zip(plan.sampled()) {
-            let id = scheduled.id;
-            let last_allowed = scheduled.remaining_tokens <= 1;
-            let Some(session) = sessions.get_mut(&id) else {
-                // Aborted while the step ran: the scheduler ignores its outcome.
-                outcomes.push(StepOutcome { token: 0, finished: true });
-                continue;
-            };
-            let tokens = scheduler.tokens(id).unwrap_or(&[]);
-            match sampler.sample(row, &Row { params: &session.params, tokens, seed: session.seed }) {
-                Ok(sampled) => {
-                    let (token, reason) = session.accept(sampled, eos_ids, last_allowed);
-                    outcomes.push(StepOutcome { token: token.token_id, finished: reason.is_some() });
-                    events.push(Event::Token(id, token));
-                    if let Some(reason) = reason
-                        && let Some(session) = sessions.remove(&id)
-                    {
-                        events.push(Event::Finished(id, session.finish(reason)));
-                    }
-                }
-                Err(e) => {
-                    sessions.remove(&id);
-                    failed.push(id);
-                    outcomes.push(StepOutcome { token: 0, finished: true });
-                    events.push(Event::Failed(id, e.into()));
-                }
-            }
-        }
-        failed
-    }
 }
 
 impl Engine for LlmEngine {
     fn add(&mut self, request: GenerateRequest) -> Result<RequestId, RequestError> {
         let max_tokens = self.check(&request)?;
-        let session = Session::new(&request, self.tokenizer.as_ref())?;
+        let session = Session::new(&request, self.tokenizer.as_ref(), self.lookup)?;
         let id = self.scheduler.add(NewRequest {
             encoder_ids: request.encoder_ids,
             bidirectional_ranges: request.bidirectional_ranges.into(),
@@ -175,7 +146,12 @@ impl Engine for LlmEngine {
 
     fn step(&mut self, events: &mut Vec<Event>) -> Result<(), StepError> {
         let mut laps = Laps::start();
-        self.scheduler.schedule(&mut self.plan)?;
+        let sessions = &mut self.sessions;
+        self.scheduler.schedule_drafting(&mut self.plan, &mut |id, tokens, most, drafts| {
+            if let Some(session) = sessions.get_mut(&id) {
+                session.draft(tokens, most, drafts);
+            }
+        })?;
         if self.plan.is_empty() {
             return Ok(());
         }
@@ -192,22 +168,18 @@ impl Engine for LlmEngine {
             .execute(&self.plan, |id, group| scheduler.block_table(id, group))
             .and_then(|l| Ok(l.into_host::<f32>()?));
         let mut laps = Laps::start();
-        self.outcomes.clear();
-        if let (Ok(logits), Some(observer)) = (&logits, &mut self.observer) {
-            let width = (logits.len() / self.plan.num_sampled().max(1)).max(1);
-            self.plan.sampled().zip(logits.chunks_exact(width)).for_each(|(r, row)| observer(r.id, row));
-        }
         let failed = match logits {
-            Ok(logits) => Self::sample(
-                &mut self.sampler,
-                &mut self.sessions,
-                &self.scheduler,
-                &self.plan,
-                &self.eos_ids,
-                logits,
+            Ok(logits) => StepSampling {
+                sampler: &mut self.sampler,
+                sessions: &mut self.sessions,
+                scheduler: &self.scheduler,
+                eos_ids: &self.eos_ids,
+                observer: &mut self.observer,
+                speculation: &mut self.speculation,
                 events,
-                &mut self.outcomes,
-            ),
+                outcomes: &mut self.outcomes,
+            }
+            .run(&self.plan, logits),
             Err(e) => {
                 self.scheduler.cancel_step()?;
                 return Err(e.into());

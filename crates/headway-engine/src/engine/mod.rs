@@ -6,6 +6,7 @@ mod llm;
 mod open;
 mod ranges;
 mod request;
+mod sample;
 mod session;
 
 pub use embed::{EmbedError, EmbedOptions, Embedder};

@@ -9,6 +9,7 @@ use crate::{
     runner::{StartupError, startup::Startup},
     sampling::Sampler,
     scheduler::{Scheduler, SchedulerConfig, SchedulerError, StepPlan},
+    speculation::SpeculationStats,
     text::{GgufTokenizer, Tokenizer},
 };
 use headway_attention::KvCacheSpec;
@@ -44,6 +45,7 @@ impl LlmEngine {
             max_model_len: startup.limits.max_model_len,
             long_prefill_token_threshold: None,
             decode_first_threshold: startup.reorder_batch_threshold,
+            num_speculative_tokens: startup.limits.num_speculative_tokens,
         };
         let policies = startup.kv_specs.iter().map(policy).collect();
         let kv = KvCacheManager::new(startup.num_blocks, policies, startup.prefix_caching)
@@ -57,6 +59,8 @@ impl LlmEngine {
             tokenizer,
             eos_ids,
             sampler: Sampler::new(),
+            lookup: startup.lookup,
+            speculation: SpeculationStats::default(),
             sessions: HashMap::new(),
             plan: StepPlan::default(),
             outcomes: vec![],

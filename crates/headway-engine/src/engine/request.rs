@@ -4,6 +4,7 @@ use super::ranges::RangeError;
 use crate::{
     sampling::{Logprobs, ParamsError, SamplingError, SamplingParams},
     scheduler::{RequestId, SchedulerError},
+    speculation::SpeculationStats,
     text::TextError,
 };
 use std::ops::Range;
@@ -119,6 +120,8 @@ pub struct Finished {
     pub seed: u64,
     /// Where the time went.
     pub timings: Timings,
+    /// Tokens drafted and accepted.
+    pub speculation: SpeculationStats,
 }
 
 /// What a step brought.

@@ -4,13 +4,14 @@
 use super::request::{FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 use crate::{
     sampling::{Sampled, SamplingParams, fresh_seed},
+    speculation::{LookupSizes, PromptLookup, SpeculationStats},
     text::{StopMatcher, StreamDecoder, Tokenizer},
 };
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 /// One running request.
 pub(super) struct Session {
-    pub params: SamplingParams,
+    pub params: Arc<SamplingParams>,
     pub seed: u64,
     prompt_tokens: usize,
     cached_tokens: usize,
@@ -18,12 +19,15 @@ pub(super) struct Session {
     token_ids: Vec<u32>,
     started: Option<Instant>,
     first_token: Option<Instant>,
+    lookup: Option<PromptLookup>,
+    speculation: SpeculationStats,
 }
 
 impl Session {
     pub(super) fn new(
         request: &GenerateRequest,
         tokenizer: Option<&Tokenizer>,
+        lookup: Option<LookupSizes>,
     ) -> Result<Self, RequestError> {
         let params = request.sampling.clone();
         let stop = StopMatcher::new(&params.stop)?;
@@ -32,13 +36,15 @@ impl Session {
         }
         Ok(Self {
             seed: params.seed.unwrap_or_else(fresh_seed),
-            params,
+            params: Arc::new(params),
             prompt_tokens: request.prompt_ids.len(),
             cached_tokens: 0,
             text: tokenizer.map(|t| (StreamDecoder::continuing(t.clone(), true), stop)),
             token_ids: vec![],
             started: None,
             first_token: None,
+            lookup: lookup.map(PromptLookup::new),
+            speculation: SpeculationStats::default(),
         })
     }
 
@@ -46,6 +52,21 @@ impl Session {
     pub(super) fn begin(&mut self, cached_tokens: usize) {
         self.started.get_or_insert_with(Instant::now);
         self.cached_tokens = cached_tokens;
+    }
+
+    /// Appends to `drafts` at most `most` tokens that may follow `tokens`.
+    pub(super) fn draft(&mut self, tokens: &[u32], most: usize, drafts: &mut Vec<u32>) {
+        if let Some(lookup) = &mut self.lookup {
+            lookup.propose(tokens, most, drafts);
+        }
+    }
+
+    /// Takes note of how many of its drafted tokens were right.
+    pub(super) fn drafted(&mut self, drafted: usize, accepted: usize) {
+        self.speculation.record(drafted, accepted);
+        if let Some(lookup) = self.lookup.as_mut().filter(|_| drafted > 0) {
+            lookup.learn_outcome(drafted, accepted);
+        }
     }
 
     /// Takes a sampled token: what to tell of it, and whether it is the last.
@@ -96,6 +117,7 @@ impl Session {
             seed: self.seed,
             token_ids: self.token_ids,
             timings,
+            speculation: self.speculation,
         }
     }
 }

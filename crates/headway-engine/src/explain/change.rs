@@ -85,7 +85,11 @@ fn changes(now: &ExplainOptions) -> Vec<Change> {
     for d in [DType::BF16, DType::F16] {
         add("--dtype", dtype.clone(), Some(d.to_string()), &|x| x.engine.dtype = DTypeOption::As(d));
     }
-    add("--speculative-tokens", number(o.speculative_tokens), None, &|x| x.engine.speculative_tokens = None);
+    add("--speculative-tokens", number(o.speculative_tokens), None, &|x| {
+        let e = &mut x.engine;
+        // Without drafts their sizes would be refused.
+        (e.speculative_tokens, e.prompt_lookup_min, e.prompt_lookup_max) = (None, None, None);
+    });
     add("--graph-mode", o.graph_mode.clone(), None, &|x| x.engine.graph_mode = None);
     for m in GraphMode::ALL {
         add("--graph-mode", o.graph_mode.clone(), Some(m.to_string()), &|x| {

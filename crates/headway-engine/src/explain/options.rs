@@ -6,8 +6,9 @@ use crate::{
     options::{DTypeOption, EngineOptions},
     runner::{
         decide::{self, Setting},
-        limits, memory, micro_batches,
+        limits, memory, micro_batches, speculation,
     },
+    speculation::LookupSizes,
 };
 use headway_attention::{
     BackendRequest, GraphMode, KvCacheLayout, LayerNeed, group::graph::MicroBatching,
@@ -54,6 +55,8 @@ pub struct Query {
     pub(super) kv_memory: u64,
     pub(super) kv_memory_because: String,
     pub(super) weights_bytes: Option<u64>,
+    /// Of headway's own engine: how drafts are looked up.
+    pub(super) lookup: Option<LookupSizes>,
     pub(super) asked: ExplainOptions,
 }
 
@@ -114,6 +117,7 @@ impl Query {
             kv_memory,
             kv_memory_because,
             weights_bytes,
+            lookup: own.then(|| speculation::lookup_sizes(o)).transpose()?,
             asked: options.clone(),
             target,
         })
@@ -159,6 +163,10 @@ fn refuse_what_does_not_belong(x: &ExplainOptions, own: bool, target: &Target) -
     }
     if let Some(n) = o.micro_batches.filter(|n| *n > 1) {
         return refuse("--micro-batches", n.to_string(), "is for --engine headway; leave it out");
+    }
+    let sizes = [("--prompt-lookup-min", o.prompt_lookup_min), ("--prompt-lookup-max", o.prompt_lookup_max)];
+    if let Some((option, n)) = sizes.into_iter().find_map(|(o, n)| Some((o, n?))) {
+        return refuse(option, n.to_string(), "is for --engine headway; leave it out");
     }
     Ok(())
 }

@@ -74,7 +74,12 @@ fn options(r: &mut StartupReport, q: &Query) {
     r.option("batch_invariant", Some(s.batch_invariant.to_string()), s.batch_invariant, "");
     r.option("kv_connector", Some(s.kv_connector.to_string()), s.kv_connector, "");
     present::micro_batches(r, o, &q.micro_batching);
-    r.option("speculative_tokens", text(o.speculative_tokens), s.speculative_tokens, "the default");
+    match q.lookup {
+        Some(sizes) => present::speculation(r, o, &sizes),
+        None => {
+            r.option("speculative_tokens", text(o.speculative_tokens), s.speculative_tokens, "the default")
+        }
+    }
     r.option("tp", text(o.tensor_parallel), s.tp, "the default");
     r.option("dcp", text(o.decode_context_parallel), s.dcp, "the default");
     r.option("pcp", text(q.asked.prefill_context_parallel), s.pcp, "the default");

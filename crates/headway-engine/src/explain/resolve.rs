@@ -6,7 +6,7 @@ use crate::{
     runner::{
         StartupError, StartupReport,
         block_size::{self, BlockSizes},
-        capacity,
+        capacity, speculation,
     },
 };
 use headway_attention::{
@@ -139,6 +139,10 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
             g.backend.plan(&g.info, &g.backend.parse_config(table)?)
         })
         .collect::<Result<Vec<_>, AttentionError>>()?;
+    if query.lookup.is_some() {
+        let names = cache.attention_groups.iter().map(|g| &*g.backend.rules().name);
+        speculation::check_builders(setting.speculative_tokens, names.zip(&builders))?;
+    }
     let block_bytes = cache.total_bytes / cache.num_blocks.max(1);
     let num_blocks = (query.kv_memory / (block_bytes as u64).max(1)).min(i32::MAX as u64) as usize;
     let num_blocks = if block_bytes == 0 { 1 } else { num_blocks };

@@ -164,6 +164,24 @@ impl KvCacheManager {
         Ok(true)
     }
 
+    /// Of the next `num_new_tokens` of a request of which `num_computed` are in the cache, how many have room in its
+    /// own pages and in the free ones without the last `reserved` of them. 0 for an unknown request.
+    pub fn room(
+        &self,
+        request: RequestId,
+        num_computed: usize,
+        num_new_tokens: usize,
+        reserved: usize,
+    ) -> usize {
+        let Some(pages) = self.requests.get(&request) else { return 0 };
+        let spare = self.pool.num_free().saturating_sub(reserved);
+        let fits = |n: &usize| {
+            let tables = pages.tables.iter().zip(&self.groups);
+            tables.map(|(t, p)| t.missing(p, num_computed + n, pages.encoder_tokens)).sum::<usize>() <= spare
+        };
+        (1..=num_new_tokens).rev().find(fits).unwrap_or(0)
+    }
+
     /// Records that the first `num_computed` of `tokens` are in the cache now, and files the blocks that they fill.
     ///
     /// # Errors

@@ -98,6 +98,7 @@ impl InputBuffers {
         cx: &dyn Exec,
         max_num_reqs: usize,
         max_num_tokens: usize,
+        max_num_logits: usize,
         max_model_len: usize,
         specs: &[KvCacheSpec],
     ) -> Self {
@@ -120,7 +121,7 @@ impl InputBuffers {
         Self {
             token_ids: Persistent::new(cx, max_num_tokens),
             positions: Persistent::new(cx, max_num_tokens),
-            logits_rows: Persistent::new(cx, max_num_reqs),
+            logits_rows: Persistent::new(cx, max_num_logits),
             query_start_loc: Persistent::new(cx, max_num_reqs + 1),
             seq_lens: Persistent::new(cx, max_num_reqs),
             encoder: specs.iter().any(|s| matches!(s, KvCacheSpec::Cross(_))).then(|| EncoderBuffers {
@@ -164,8 +165,9 @@ impl InputBuffers {
                 o[r.token_range.clone()].iter_mut().enumerate().for_each(|(i, p)| *p = (first + i) as i32);
             }
         });
-        let logits_rows = self.logits_rows.write(cx, plan.num_sampled(), |o| {
-            o.iter_mut().zip(plan.sampled()).for_each(|(o, r)| *o = r.token_range.end as i32 - 1);
+        let logits_rows = self.logits_rows.write(cx, plan.num_logits(), |o| {
+            let rows = plan.sampled().flat_map(|r| r.token_range.end - r.num_logits()..r.token_range.end);
+            o.iter_mut().zip(rows).for_each(|(o, row)| *o = row as i32);
         });
         let query_start_loc = self.query_start_loc.write_dual(cx, reqs.len() + 1, |o| {
             o[0] = 0;

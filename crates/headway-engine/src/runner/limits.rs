@@ -16,6 +16,8 @@ pub struct Limits {
     pub max_model_len: usize,
     /// How steps are cut.
     pub micro_batching: MicroBatching,
+    /// Tokens drafted for a request in a step.
+    pub num_speculative_tokens: usize,
 }
 
 /// Requests in a step, where not asked.
@@ -33,7 +35,7 @@ impl Limits {
     /// Asked limits held against the model's.
     ///
     /// # Errors
-    /// 0; a length beyond the model's.
+    /// 0; a length beyond the model's; more drafted tokens than a step holds.
     pub fn resolve(options: &EngineOptions, plan: &ModelPlan) -> Result<Self, StartupError> {
         let positive = |option: &'static str, v: Option<usize>| match v {
             Some(0) => {
@@ -57,7 +59,11 @@ impl Limits {
         let max_num_tokens = tokens.unwrap_or_else(|| DEFAULT_MAX_NUM_BATCHED_TOKENS.max(seqs.unwrap_or(0)));
         let max_num_reqs = seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(max_num_tokens));
         let micro_batching = micro_batches::resolve(options, max_num_tokens)?;
-        Ok(Self { max_num_reqs, max_num_tokens, max_model_len, micro_batching })
+        let num_speculative_tokens = options.speculative_tokens.unwrap_or(0);
+        let limits =
+            Self { max_num_reqs, max_num_tokens, max_model_len, micro_batching, num_speculative_tokens };
+        limits.check_drafts()?;
+        Ok(limits)
     }
 
     /// Holds the buffers of the largest step against the memory that is free, before any is allocated:
@@ -68,18 +74,16 @@ impl Limits {
     pub fn fit(&self, plan: &ModelPlan, available: Option<u64>) -> Result<(), StartupError> {
         let Some(mut available) = available else { return Ok(()) };
         let [tokens, reqs, len] = [self.max_num_tokens, self.max_num_reqs, self.max_model_len];
+        let (rows, drafts) = (self.max_num_logits(), self.num_speculative_tokens);
+        let width = plan.hidden_size.saturating_add(plan.vocab_size);
         let floats = |n: usize, width: usize| (n as u64).saturating_mul(width as u64).saturating_mul(4);
         let rotary: usize = plan.ropes.iter().map(|r| r.rotary_dim).sum();
         let experts = plan.expert_limits().map_or(0, |l| l.buffer_bytes(tokens)) as u64;
         let parts = [
             // Once as it is computed, once in the device's memory.
             ("--max-model-len", len, "rotary tables", floats(len, rotary.saturating_mul(2))),
-            (
-                "--max-num-seqs",
-                reqs,
-                "logits",
-                floats(reqs, plan.hidden_size.saturating_add(plan.vocab_size)),
-            ),
+            ("--max-num-seqs", reqs, "logits", floats(reqs, width)),
+            ("--speculative-tokens", drafts, "logits", floats(rows - reqs, width)),
             ("--max-num-seqs", reqs, "block tables", floats(reqs, len / SMALLEST_BLOCK)),
             ("--max-num-batched-tokens", tokens, "activations", floats(tokens, plan.activation_width())),
             ("--max-num-batched-tokens", tokens, "rows of experts", experts),
@@ -121,7 +125,6 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
         }
         _ => Ok(()),
     };
-    one("--speculative-tokens", o.speculative_tokens, 0, "supported: 0")?;
     one("--tp", o.tensor_parallel, 1, "supported: 1")?;
     one("--dcp", o.decode_context_parallel, 1, "supported: 1")?;
     if let Some(mode) = o.graph_mode.as_deref().filter(|m| !m.eq_ignore_ascii_case("none")) {

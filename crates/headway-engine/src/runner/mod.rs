@@ -14,6 +14,7 @@ pub mod model_runner;
 mod needs;
 pub(crate) mod present;
 pub mod report;
+pub(crate) mod speculation;
 pub mod startup;
 pub mod step_times;
 

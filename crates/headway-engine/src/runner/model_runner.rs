@@ -30,7 +30,7 @@ pub struct ModelRunner {
 
 impl ModelRunner {
     /// Runs one step. `table` gives a request's blocks in a KV cache group. Returns the logits of the
-    /// requests that need them, in plan order: `[num_sampled, vocab_size]`, float32.
+    /// requests that need them, in plan order: `[plan.num_logits(), vocab_size]`, float32.
     ///
     /// # Errors
     /// What the builders, the layers or the operations refuse; nothing of the step counts then.

@@ -52,6 +52,7 @@ pub fn setting(options: &EngineOptions, kv_dtype: DType) -> Setting {
     Setting {
         block_size: options.block_size,
         batch_invariant: options.batch_invariant,
+        speculative_tokens: options.speculative_tokens.unwrap_or(0),
         ..Setting::cpu(ACTIVATIONS, KvCacheDType(kv_name(kv_dtype).into()), kv_dtype)
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     loading::ModelFiles,
     models::{Decoder, ModelPlan, needs::LayerNeeds, unused},
     options::{DTypeOption, EngineOptions, LoadFormat},
+    speculation::LookupSizes,
 };
 use headway_attention::{
     AttentionGroup, AttentionGroupPlan, AttnLayer, KvCacheSpec,
@@ -184,7 +185,6 @@ fn options_in_force(
     let asked = o.batch_invariant.then(|| "true".to_owned());
     r.option("batch_invariant", asked, o.batch_invariant, "the default");
     micro_batches(r, o, &limits.micro_batching);
-    r.option("speculative_tokens", text(o.speculative_tokens), 0, "the default");
     r.option(
         "max_model_len",
         text(o.max_model_len),
@@ -244,6 +244,22 @@ pub(super) fn prefix_caching(r: &mut StartupReport, o: &EngineOptions, unshared:
     let asked = o.no_prefix_caching.then(|| "false".to_owned());
     let in_force = !o.no_prefix_caching && unshared.is_none();
     r.option("prefix_caching", asked, in_force, unshared.unwrap_or("the default"));
+}
+
+/// How many tokens are drafted, and how.
+pub(crate) fn speculation(r: &mut StartupReport, o: &EngineOptions, sizes: &LookupSizes) {
+    let (k, text) = (o.speculative_tokens.unwrap_or(0), |v: Option<usize>| v.map(|v| v.to_string()));
+    let why = match k {
+        0 => "the default",
+        _ => "drafted by prompt lookup; a decode has as many rows more as it has drafts, no row is padding",
+    };
+    r.option("speculative_tokens", text(o.speculative_tokens), k, why);
+    let (min, max) = match k {
+        0 => ("none".to_owned(), "none".to_owned()),
+        _ => (sizes.min.to_string(), sizes.max.to_string()),
+    };
+    r.option("prompt_lookup_min", text(o.prompt_lookup_min), min, "the default");
+    r.option("prompt_lookup_max", text(o.prompt_lookup_max), max, "the default");
 }
 
 /// What is known once everything is allocated.

@@ -8,7 +8,7 @@ use super::{
     limits::{self, Limits},
     memory,
     micro_batches::{self, MicroBatches},
-    needs, present,
+    needs, present, speculation,
     step_times::StepTimes,
 };
 use crate::{
@@ -19,10 +19,11 @@ use crate::{
         needs::LayerNeeds,
     },
     options::{DTypeOption, EngineOptions, LoadFormat},
+    speculation::LookupSizes,
 };
 use headway_attention::{
-    AttentionGroup, AttnLayer, DynBackend, ErasedConfig, KvBuf, KvCacheSpec, KvPool, LayerArgs, LayerKernel,
-    StepMetadata,
+    AttentionError, AttentionGroup, AttnLayer, BuilderPlan, DynBackend, ErasedConfig, KvBuf, KvCacheSpec,
+    KvPool, LayerArgs, LayerKernel, StepMetadata,
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
@@ -43,6 +44,8 @@ pub struct Startup {
     pub limits: Limits,
     /// Full blocks are found again by their tokens.
     pub prefix_caching: bool,
+    /// How drafts are looked up, where tokens are drafted.
+    pub lookup: Option<LookupSizes>,
 }
 
 /// What selection and planning decided, before any weight is loaded.
@@ -54,6 +57,7 @@ pub(super) struct Decided {
     pub kv_dtype: DType,
     pub cache: KvCachePlan,
     pub prefix_caching: bool,
+    pub lookup: LookupSizes,
     pub report: StartupReport,
 }
 
@@ -82,6 +86,7 @@ impl Startup {
                 .filter_map(|g| g.plan().reorder_batch_threshold)
                 .min(),
             limits: decided.limits,
+            lookup: (decided.limits.num_speculative_tokens > 0).then_some(decided.lookup),
             prefix_caching: decided.prefix_caching,
             runner,
         })
@@ -93,6 +98,7 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let plan = arch::plan(files)?;
     let limits = Limits::resolve(options, &plan)?;
     micro_batches::refuse_encoders(&limits.micro_batching, &plan)?;
+    let lookup = speculation::lookup_sizes(options)?;
     let kv_dtype = needs::kv_cache_dtype(files, options)?;
     let registry = match &options.registry {
         Some(r) => r.clone(),
@@ -114,10 +120,14 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         let table = options.backend_config.get(&name);
         configs.insert(name, s.backend.parse_config(table)?);
     }
-    let builders = cache.attention_groups.iter();
-    let builders = builders.map(|g| g.backend.plan(&g.info, &configs[&*g.backend.rules().name]));
-    let builders = builders.collect::<Result<Vec<_>, _>>()?;
-    micro_batches::fit(&limits.micro_batching, builders.iter(), memory::available_bytes())?;
+    let builders = cache.attention_groups.iter().map(|g| {
+        let name = &*g.backend.rules().name;
+        Ok((name, g.backend.plan(&g.info, &configs[name])?))
+    });
+    let builders = builders.collect::<Result<Vec<_>, AttentionError>>()?;
+    speculation::check_builders(limits.num_speculative_tokens, builders.iter().map(|(n, p)| (*n, p)))?;
+    fit_builders(&builders, memory::available_bytes())?;
+    micro_batches::fit(&limits.micro_batching, builders.iter().map(|(_, p)| p), memory::available_bytes())?;
     // A state at the end of a prompt is no state at the end of a shared beginning.
     let has = |f: fn(&KvCacheSpec) -> bool| cache.kv_cache_groups.iter().any(|g| f(&g.spec));
     // Nor are keys and values of a decoder that read another input.
@@ -132,7 +142,19 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let mut report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
     present::block_size(&mut report, options.block_size, &blocks);
     present::prefix_caching(&mut report, options, unshared);
-    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, report })
+    present::speculation(&mut report, options, &lookup);
+    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, lookup, report })
+}
+
+/// Refuses a builder whose buffers never fit.
+fn fit_builders(builders: &[(&str, BuilderPlan)], available: Option<u64>) -> Result<(), StartupError> {
+    for (name, plan) in builders {
+        let needed = plan.persistent_bytes.saturating_add(plan.workspace_bytes);
+        if let Some(available) = available.filter(|a| needed > *a) {
+            return Err(StartupError::NoMemoryForBuilder { backend: (*name).to_owned(), needed, available });
+        }
+    }
+    Ok(())
 }
 
 /// Weights of files are mapped; those that are made up, or made another type, take memory.
@@ -164,6 +186,7 @@ fn plan_cache(
     weights: u64,
 ) -> Result<KvCachePlan, StartupError> {
     let step = CacheLimits {
+        num_speculative_tokens: limits.num_speculative_tokens,
         batch_invariant: options.batch_invariant,
         kv_cache_layout: decide::layout(options.kv_layout.as_deref())?,
         ..CacheLimits::new(limits.max_num_reqs, limits.max_num_tokens, limits.max_model_len)
@@ -195,7 +218,7 @@ fn load(
     };
     let limits = StepLimits {
         max_num_tokens: decided.limits.max_num_tokens,
-        max_num_logits: decided.limits.max_num_reqs,
+        max_num_logits: decided.limits.max_num_logits(),
         max_model_len: decided.limits.max_model_len,
     };
     let total = decided.plan.layers.len();
@@ -229,19 +252,10 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
         .attention_groups
         .iter()
         .map(|g| {
-            let name = &g.backend.rules().name;
-            let config = &decided.configs[&**name];
-            let parts = decided.limits.micro_batching.num_micro_batches;
-            let plan = g.backend.plan(&g.info, config)?;
-            let needed =
-                plan.persistent_bytes.saturating_add(plan.workspace_bytes).saturating_mul(parts as u64);
-            if let Some(available) = memory::available_bytes().filter(|a| needed > *a) {
-                let backend = name.to_string();
-                return Err(StartupError::NoMemoryForBuilder { backend, needed, available });
-            }
-            Ok(AttentionGroup::from_plan(g, cx, config, parts)?)
+            let config = &decided.configs[&*g.backend.rules().name];
+            AttentionGroup::from_plan(g, cx, config, decided.limits.micro_batching.num_micro_batches)
         })
-        .collect::<Result<Vec<_>, StartupError>>()?;
+        .collect::<Result<Vec<_>, _>>()?;
     let buf = match cx.alloc(cache.total_bytes) {
         Some(mem) => KvBuf::Dev(mem),
         None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
@@ -249,12 +263,13 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;
     let specs: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect();
     let l = &decided.limits;
-    let inputs = InputBuffers::new(cx, l.max_num_reqs, l.max_num_tokens, longest(&decided.plan, l), &specs);
+    let (reqs, tokens, logits) = (l.max_num_reqs, l.max_num_tokens, l.max_num_logits());
+    let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs);
     let mut report = decided.report.clone();
     present::finish(&mut report, &groups, &decoder, kv.bytes(), l.micro_batching.num_micro_batches);
     let step = StepMetadata::new(cache.group_of_layer.clone());
     Ok(ModelRunner {
-        micro: MicroBatches::new(cx, l.micro_batching, l.max_num_reqs, l.max_num_reqs, &step),
+        micro: MicroBatches::new(cx, l.micro_batching, reqs, logits, &step),
         step,
         ops: device.ops,
         commons: vec![],

@@ -14,11 +14,23 @@ use super::{SamplingError, TokenLogprob};
 pub struct Row<'a> {
     /// The request's parameters, validated.
     pub params: &'a SamplingParams,
-    /// The request's tokens, prompt and generated; read by the repetition penalty only. The token that is sampled stands
-    /// at position `tokens.len()`.
+    /// The request's tokens, prompt and generated; read by the repetition penalty only.
     pub tokens: &'a [u32],
+    /// Drafted tokens after them that this step accepted; read likewise. The token that is sampled stands at position
+    /// `tokens.len() + drafted.len()`.
+    pub drafted: &'a [u32],
     /// Seed of the request's random stream ([`SamplingParams::seed`] or [`super::fresh_seed`]).
     pub seed: u64,
+}
+
+impl<'a> Row<'a> {
+    fn history(&self) -> impl Iterator<Item = &'a u32> + use<'a> {
+        self.tokens.iter().chain(self.drafted)
+    }
+
+    fn position(&self) -> usize {
+        self.tokens.len() + self.drafted.len()
+    }
 }
 
 /// A sampled token.
@@ -38,7 +50,7 @@ pub struct Sampled {
 /// let params = SamplingParams { temperature: 0.7, top_k: 2, ..SamplingParams::default() };
 /// params.validate()?;
 /// let mut sampler = Sampler::new();
-/// let row = Row { params: &params, tokens: &[5, 6], seed: 42 };
+/// let row = Row { params: &params, tokens: &[5, 6], drafted: &[], seed: 42 };
 /// let token = sampler.sample(&mut [0.0, 3.0, 2.5, -1.0], &row)?.token;
 /// assert!(token == 1 || token == 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -61,7 +73,7 @@ impl Sampler {
         Self::default()
     }
 
-    /// Samples the token that follows `row.tokens` from `logits`, `[vocab_size]`, which are changed by the repetition
+    /// Samples the token that follows `row.tokens` and `row.drafted` from `logits`, `[vocab_size]`, which are changed by the repetition
     /// penalty.
     ///
     /// # Errors
@@ -83,7 +95,7 @@ impl Sampler {
             true => softmax::index_of(logits, max) as u32,
             false => {
                 self.weigh(logits, max, row.params);
-                draw(&self.weights, random::uniform(row.seed, row.tokens.len() as u64))
+                draw(&self.weights, random::uniform(row.seed, row.position() as u64))
             }
         };
         let raw = if penalised { &self.raw } else { &*logits };
@@ -119,11 +131,11 @@ impl Sampler {
             return Ok(max);
         }
         let vocab_size = logits.len();
-        if let Some(&token_id) = row.tokens.iter().find(|t| **t as usize >= vocab_size) {
+        if let Some(&token_id) = row.history().find(|t| **t as usize >= vocab_size) {
             return Err(SamplingError::TokenOutOfRange { token_id, vocab_size });
         }
         self.seen.resize(vocab_size.div_ceil(64), 0);
-        for &token in row.tokens {
+        for &token in row.history() {
             let (word, bit) = (token as usize / 64, 1u64 << (token % 64));
             if self.seen[word] & bit == 0 {
                 self.seen[word] |= bit;
@@ -131,7 +143,7 @@ impl Sampler {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
-        for &token in row.tokens {
+        for &token in row.history() {
             self.seen[token as usize / 64] = 0;
         }
         softmax::max_logit(logits)

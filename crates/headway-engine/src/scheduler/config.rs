@@ -18,6 +18,8 @@ pub struct SchedulerConfig {
     /// decodes (not prefilling, at most so many query tokens), short extends, long extends, prefills. `None`: requests
     /// stand in the order in which they were scheduled.
     pub decode_first_threshold: Option<usize>,
+    /// The most tokens drafted for one request in one step; 0: none.
+    pub num_speculative_tokens: usize,
 }
 
 impl Default for SchedulerConfig {
@@ -28,6 +30,7 @@ impl Default for SchedulerConfig {
             max_model_len: 4096,
             long_prefill_token_threshold: None,
             decode_first_threshold: None,
+            num_speculative_tokens: 0,
         }
     }
 }

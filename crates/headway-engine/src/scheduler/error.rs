@@ -123,6 +123,16 @@ pub enum SchedulerError {
         /// Tokens it may generate.
         max_tokens: usize,
     },
+    /// More tokens stand than were drafted.
+    #[error("request {request}: {accepted} drafted tokens were accepted of {drafted}")]
+    NotDrafted {
+        /// The request.
+        request: RequestId,
+        /// Tokens drafted for it in the step.
+        drafted: usize,
+        /// Tokens said to stand.
+        accepted: usize,
+    },
     /// Requests wait, nothing runs, and still nothing could be scheduled; a fault of the scheduler.
     #[error(
         "{waiting} requests wait and none could be scheduled with {free_pages} free pages; this is a bug"

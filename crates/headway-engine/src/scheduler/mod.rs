@@ -6,11 +6,13 @@
 //! tokens included (preemption by recompute).
 //!
 //! A step is [`Scheduler::schedule`] → the runner computes and samples → [`Scheduler::finish_step`]. Whether a request
-//! has ended is for the engine to say, with the sampled token.
+//! has ended is for the engine to say, with the sampled token. With speculation a decode takes drafted tokens along,
+//! and the outcome says how many of them stand.
 //!
 //! Not for sampling, detokenising or stop strings.
 
 mod config;
+mod drafts;
 mod error;
 mod plan;
 mod request;
@@ -22,6 +24,7 @@ mod step;
 mod tests;
 
 pub use config::SchedulerConfig;
+pub use drafts::Draft;
 pub use error::SchedulerError;
 pub use plan::{BatchClass, ScheduledRequest, StepPlan};
 pub use request::{NewRequest, RequestState};

@@ -27,8 +27,11 @@ pub struct ScheduledRequest {
     pub id: RequestId,
     /// Tokens already in the KV cache: the position of the first query token.
     pub num_computed_tokens: usize,
-    /// Query tokens of this step, at least 1.
+    /// Query tokens of this step, at least 1, the drafted ones included.
     pub num_new_tokens: usize,
+    /// Where the drafted ones stand in [`StepPlan::draft_token_ids`]; they are the last of the query tokens. Empty for a
+    /// prefill.
+    pub draft_range: Range<usize>,
     /// Where they stand in [`StepPlan::token_ids`].
     pub token_range: Range<usize>,
     /// Whether the step starts inside the prefill: `num_computed_tokens` is below what was known at the request's last
@@ -36,7 +39,8 @@ pub struct ScheduledRequest {
     /// chunk of a prefill is prefilling and needs logits.
     pub is_prefilling: bool,
     /// Whether every known token is computed after this step, so that the next one is sampled from the last query
-    /// token's logits. `false` exactly when the prefill is not finished after this step.
+    /// token's logits; with drafted tokens, from the logits of the last known token and of each drafted one. `false`
+    /// exactly when the prefill is not finished after this step.
     pub needs_logits: bool,
     /// Tokens that the request may still generate, the one of this step included. At 1 a sampled token is the last.
     pub remaining_tokens: usize,
@@ -54,9 +58,25 @@ pub struct ScheduledRequest {
 }
 
 impl ScheduledRequest {
-    /// Tokens in the cache after the step: the sequence length, and the position of a token sampled in it.
+    /// Tokens that attention sees in the step: the sequence length, drafted tokens included.
     pub fn seq_len(&self) -> usize {
         self.num_computed_tokens + self.num_new_tokens
+    }
+
+    /// Drafted tokens among the query tokens.
+    pub fn num_draft_tokens(&self) -> usize {
+        self.draft_range.len()
+    }
+
+    /// Tokens of the request itself that are in the cache after the step, hence the position of the first token that is
+    /// sampled in it.
+    pub fn num_known_tokens(&self) -> usize {
+        self.seq_len() - self.num_draft_tokens()
+    }
+
+    /// Rows of logits that the step wants of this request, those of its last query tokens.
+    pub fn num_logits(&self) -> usize {
+        if self.needs_logits { 1 + self.num_draft_tokens() } else { 0 }
     }
 
     /// The kind of the request under a reorder threshold in query tokens.
@@ -79,6 +99,8 @@ pub struct StepPlan {
     pub token_ids: Vec<u32>,
     /// The encoder's inputs of the requests that begin in this step, in batch order.
     pub encoder_ids: Vec<u32>,
+    /// The drafted ones of them, in the order in which they were drafted.
+    pub draft_token_ids: Vec<u32>,
     /// Requests that lost their pages while this step was planned; the runner drops what it kept for them.
     pub preempted: Vec<RequestId>,
     /// Number of the step since start-up, from 1.
@@ -106,10 +128,21 @@ impl StepPlan {
         self.requests.iter().filter(|r| r.needs_logits)
     }
 
+    /// Rows of logits of all requests.
+    pub fn num_logits(&self) -> usize {
+        self.requests.iter().map(ScheduledRequest::num_logits).sum()
+    }
+
+    /// The tokens drafted for a request of this plan.
+    pub fn drafts(&self, request: &ScheduledRequest) -> &[u32] {
+        self.draft_token_ids.get(request.draft_range.clone()).unwrap_or(&[])
+    }
+
     pub(super) fn clear(&mut self) {
         self.requests.clear();
         self.token_ids.clear();
         self.encoder_ids.clear();
+        self.draft_token_ids.clear();
         self.preempted.clear();
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::drafts::Draft;
 use super::plan::{ScheduledRequest, StepPlan};
 use super::request::{NewRequest, Request, RequestState};
 use super::{RequestId, SchedulerConfig, SchedulerError, SchedulerStats};
@@ -30,7 +31,7 @@ use crate::kv::{Admission, CachedPrefix, KvCacheManager, KvGroupKind};
 ///     // The runner computes plan.token_ids, and the sampler chooses a token for each of plan.sampled().
 ///     let outcomes: Vec<_> = plan
 ///         .sampled()
-///         .map(|r| StepOutcome { token: r.seq_len() as u32, finished: r.remaining_tokens == 1 })
+///         .map(|r| StepOutcome::token(r.seq_len() as u32, r.remaining_tokens == 1))
 ///         .collect();
 ///     generated.extend(outcomes.iter().map(|o| o.token));
 ///     scheduler.finish_step(&plan, &outcomes)?;
@@ -55,8 +56,8 @@ pub struct Scheduler {
 }
 
 /// The token budget of a step that is being planned.
-struct Budget {
-    tokens: usize,
+pub(super) struct Budget {
+    pub(super) tokens: usize,
     /// Of encoders' inputs, which come on top and are never cut.
     encoder_tokens: usize,
     /// A running request waits for a step with more room.
@@ -151,6 +152,19 @@ impl Scheduler {
     /// # Errors
     /// The last step is still under way.
     pub fn schedule(&mut self, plan: &mut StepPlan) -> Result<(), SchedulerError> {
+        self.schedule_drafting(plan, &mut |_, _, _, _| ())
+    }
+
+    /// As [`Self::schedule`], and has `draft` propose tokens for the decodes of the step, at most
+    /// [`SchedulerConfig::num_speculative_tokens`] each.
+    ///
+    /// # Errors
+    /// The last step is still under way.
+    pub fn schedule_drafting(
+        &mut self,
+        plan: &mut StepPlan,
+        draft: &mut Draft<'_>,
+    ) -> Result<(), SchedulerError> {
         if self.step.is_some() {
             return Err(SchedulerError::StepUnderWay);
         }
@@ -164,6 +178,7 @@ impl Scheduler {
         self.schedule_running(plan, &mut budget, true)?;
         if plan.preempted.is_empty() && !budget.held {
             self.schedule_waiting(plan, &mut budget)?;
+            self.schedule_drafts(plan, &mut budget, draft)?;
         }
         if plan.is_empty() {
             return self.check_idle();
@@ -253,7 +268,7 @@ impl Scheduler {
     }
 
     /// Pages that running prefills still take until their known tokens are computed.
-    fn pages_promised(&self) -> usize {
+    pub(super) fn pages_promised(&self) -> usize {
         let prefilling = self.running.iter().filter(|id| self.requests[id].is_prefilling());
         prefilling.map(|id| self.pages_outstanding(*id)).sum()
     }
@@ -289,6 +304,7 @@ impl Scheduler {
             id,
             num_computed_tokens: request.num_computed,
             num_new_tokens,
+            draft_range: 0..0,
             token_range: 0..0,
             is_prefilling: request.is_prefilling(),
             needs_logits: request.num_uncomputed() == num_new_tokens,
@@ -337,15 +353,18 @@ impl Scheduler {
         if let Some(threshold) = self.config.decode_first_threshold {
             plan.requests.sort_by_key(|r| r.class(threshold));
         }
-        for scheduled in &mut plan.requests {
+        let StepPlan { requests, token_ids, draft_token_ids, encoder_ids, .. } = plan;
+        for scheduled in requests {
             let tokens = &self.requests[&scheduled.id].tokens;
-            let start = plan.token_ids.len();
-            plan.token_ids.extend_from_slice(&tokens[scheduled.num_computed_tokens..scheduled.seq_len()]);
-            scheduled.token_range = start..plan.token_ids.len();
+            let start = token_ids.len();
+            let known = scheduled.num_computed_tokens..scheduled.num_known_tokens();
+            token_ids.extend_from_slice(&tokens[known]);
+            token_ids.extend_from_slice(&draft_token_ids[scheduled.draft_range.clone()]);
+            scheduled.token_range = start..token_ids.len();
             let encodes = self.requests[&scheduled.id].encodes();
-            let start = plan.encoder_ids.len();
-            plan.encoder_ids.extend_from_slice(&self.requests[&scheduled.id].encoder_ids[..encodes]);
-            scheduled.encoder_range = start..plan.encoder_ids.len();
+            let start = encoder_ids.len();
+            encoder_ids.extend_from_slice(&self.requests[&scheduled.id].encoder_ids[..encodes]);
+            scheduled.encoder_range = start..encoder_ids.len();
         }
         self.last_step += 1;
         plan.step = self.last_step;

@@ -5,30 +5,39 @@
 use super::plan::{ScheduledRequest, StepPlan};
 use super::{RequestId, Scheduler, SchedulerError};
 
-/// What came of a request that needed logits.
+/// What came of a request that needed logits: the accepted ones of its drafted tokens, and one token after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepOutcome {
-    /// The sampled token.
+    /// Drafted tokens before `token` that stand.
+    pub accepted_drafts: usize,
+    /// The last sampled token.
     pub token: u32,
     /// Whether the engine ends the request with this token (end of sequence, stop string, length).
     pub finished: bool,
 }
 
+impl StepOutcome {
+    /// One token, without speculation.
+    pub const fn token(token: u32, finished: bool) -> Self {
+        Self { accepted_drafts: 0, token, finished }
+    }
+}
+
 impl Scheduler {
-    /// Applies a computed step: every scheduled token counts as computed, `outcomes` (one for each of
-    /// [`StepPlan::sampled`], in that order) are appended, finished and aborted requests give their pages back. The
+    /// Applies a computed step: every scheduled token counts as computed, but for drafted ones that were not accepted;
+    /// `outcomes` (one for each of [`StepPlan::sampled`], in that order) are appended, finished and aborted requests give their pages back. The
     /// outcome of a request that was aborted meanwhile (its sampling failed, its client left) is ignored.
     ///
     /// # Errors
-    /// No step under way, a plan of another step, a wrong number of outcomes, a request that goes on after its last
-    /// allowed token. The step is then still under way and nothing was changed.
+    /// No step under way, a plan of another step, a wrong number of outcomes, more accepted than drafted tokens, a
+    /// request that goes on after its last allowed token. The step is then still under way and nothing was changed.
     pub fn finish_step(&mut self, plan: &StepPlan, outcomes: &[StepOutcome]) -> Result<(), SchedulerError> {
         self.check_outcomes(plan, outcomes)?;
         self.step = None;
         let mut outcomes = outcomes.iter();
         for scheduled in &plan.requests {
             let outcome = if scheduled.needs_logits { outcomes.next() } else { None };
-            self.apply(scheduled, outcome)?;
+            self.apply(scheduled, plan.drafts(scheduled), outcome)?;
         }
         self.stats.steps += 1;
         self.stats.computed_tokens += plan.num_tokens() as u64;
@@ -77,7 +86,11 @@ impl Scheduler {
         }
         for (scheduled, outcome) in plan.sampled().zip(outcomes) {
             let request = self.requests.get(&scheduled.id).ok_or(SchedulerError::WrongPlan)?;
-            if scheduled.remaining_tokens <= 1 && !outcome.finished && !request.aborted {
+            let (drafted, accepted) = (scheduled.num_draft_tokens(), outcome.accepted_drafts);
+            if accepted > drafted {
+                return Err(SchedulerError::NotDrafted { request: request.id, drafted, accepted });
+            }
+            if scheduled.remaining_tokens <= 1 + accepted && !outcome.finished && !request.aborted {
                 return Err(SchedulerError::PastMaxTokens {
                     request: request.id,
                     max_tokens: request.max_tokens,
@@ -90,10 +103,14 @@ impl Scheduler {
     fn apply(
         &mut self,
         scheduled: &ScheduledRequest,
+        drafts: &[u32],
         outcome: Option<&StepOutcome>,
     ) -> Result<(), SchedulerError> {
         let request = self.requests.get_mut(&scheduled.id).ok_or(SchedulerError::WrongPlan)?;
-        let (start, end) = (scheduled.num_computed_tokens, scheduled.seq_len());
+        let accepted = outcome.map_or(0, |o| o.accepted_drafts);
+        let (start, end) = (scheduled.num_computed_tokens, scheduled.num_known_tokens() + accepted);
+        // What was not accepted is in the cache, but no block with it is filed, and its slots are written again.
+        request.tokens.extend_from_slice(&drafts[..accepted]);
         self.kv.advance(scheduled.id, &mut request.hashes, &request.tokens, end)?;
         self.stats.recomputed_tokens += request.high_water.min(end).saturating_sub(start) as u64;
         request.num_computed = end;

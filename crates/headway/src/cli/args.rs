@@ -252,9 +252,16 @@ pub struct EngineArgs {
     /// Tokens from which on any other step is cut into micro-batches. [default: 512]
     #[arg(long, env = "HEADWAY_MICRO_BATCH_PREFILL_TOKENS", value_name = "N", value_parser = parse::at_least_one)]
     pub micro_batch_prefill_tokens: Option<usize>,
-    /// Tokens to draft in a step. [default: 0]
+    /// The most tokens to draft for a request in a step: what followed when its last tokens came before.
+    /// The answers stay the same, and come sooner where they repeat the prompt or themselves. [default: 0]
     #[arg(long, env = "HEADWAY_SPECULATIVE_TOKENS", value_name = "N", value_parser = parse::whole::<usize>)]
     pub speculative_tokens: Option<usize>,
+    /// The fewest last tokens that must have come before for a draft. [default: 3]
+    #[arg(long, env = "HEADWAY_PROMPT_LOOKUP_MIN", value_name = "N", value_parser = parse::at_least_one)]
+    pub prompt_lookup_min: Option<usize>,
+    /// The most last tokens that are compared: the longest match is taken. [default: 8]
+    #[arg(long, env = "HEADWAY_PROMPT_LOOKUP_MAX", value_name = "N", value_parser = parse::at_least_one)]
+    pub prompt_lookup_max: Option<usize>,
     /// The most tokens of a request, prompt and answer. [default: the model's own]
     #[arg(long, env = "HEADWAY_MAX_MODEL_LEN", value_name = "N", value_parser = parse::at_least_one)]
     pub max_model_len: Option<usize>,
@@ -309,6 +316,8 @@ impl EngineArgs {
             micro_batch_decode_tokens: self.micro_batch_decode_tokens,
             micro_batch_prefill_tokens: self.micro_batch_prefill_tokens,
             speculative_tokens: self.speculative_tokens,
+            prompt_lookup_min: self.prompt_lookup_min,
+            prompt_lookup_max: self.prompt_lookup_max,
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,

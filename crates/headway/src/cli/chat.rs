@@ -51,7 +51,8 @@ pub fn run(args: ChatArgs, registry: Registry) -> Result<ExitCode, CliError> {
             text if text.starts_with('/') => note!("unknown command {text}; {HELP}"),
             text => {
                 history.push(Message::user(text));
-                match stop.during(|flag| answer(&mut engine, &history, &params, flag)) {
+                let verbose = args.engine.verbose;
+                match stop.during(|flag| answer(&mut engine, &history, &params, verbose, flag)) {
                     Ok(text) => history.push(Message::assistant(text)),
                     Err(e @ CliError::Output(_)) => return Err(e),
                     Err(e) => {
@@ -140,6 +141,7 @@ fn answer(
     engine: &mut LlmEngine,
     history: &[Message],
     params: &SamplingParams,
+    verbose: bool,
     stop: &AtomicBool,
 ) -> Result<String, CliError> {
     let prompt_ids = chat_ids(engine, history)?;
@@ -154,13 +156,13 @@ fn answer(
         sampling: SamplingParams { max_tokens, ..params.clone() },
         ..GenerateRequest::default()
     })?;
-    let result = stream(engine, stop);
+    let result = stream(engine, verbose, stop);
     // Whatever ended the answer, the request does not outlive it.
     engine.abort(id);
     result
 }
 
-fn stream(engine: &mut LlmEngine, stop: &AtomicBool) -> Result<String, CliError> {
+fn stream(engine: &mut LlmEngine, verbose: bool, stop: &AtomicBool) -> Result<String, CliError> {
     let (mut text, mut events, mut out) = (String::new(), vec![], std::io::stdout().lock());
     loop {
         if stop.load(Ordering::SeqCst) {
@@ -176,8 +178,11 @@ fn stream(engine: &mut LlmEngine, stop: &AtomicBool) -> Result<String, CliError>
                     out.flush()?;
                     text.push_str(&t.text);
                 }
-                Event::Finished(..) => {
+                Event::Finished(_, f) => {
                     writeln!(out)?;
+                    if verbose {
+                        session::print_speculation(engine, &f);
+                    }
                     return Ok(text);
                 }
                 Event::Failed(_, e) => return Err(e.into()),

@@ -49,6 +49,7 @@ fn one(
         print_logprobs(&answer);
         if args.engine.verbose {
             print_timings(&finished);
+            session::print_speculation(&engine, &finished);
         }
     }
     Ok(ExitCode::SUCCESS)

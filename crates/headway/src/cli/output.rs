@@ -31,6 +31,9 @@ impl Answer {
             "decode_s": t.decode_s,
             "decode_tokens": t.decode_tokens,
         });
+        if engine.drafts() {
+            o["speculation"] = json!(f.speculation.summary());
+        }
         o["peak_rss_bytes"] = json!(memory::peak_rss_bytes());
         if verbose {
             o["cached_tokens"] = json!(f.cached_tokens);

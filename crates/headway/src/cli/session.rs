@@ -4,7 +4,7 @@ use super::{CliError, args::EngineArgs};
 use headway_attention::Registry;
 use headway_engine::{
     EngineOptions, LlmEngine,
-    engine::OpenProgress,
+    engine::{Finished, OpenProgress},
     runner::{StartupError, StartupReport},
     sources::{self, FetchOptions, ModelSpec, TerminalProgress},
 };
@@ -95,6 +95,13 @@ pub fn print_report(r: &StartupReport) {
             let asked = o.requested.as_deref().unwrap_or("not asked");
             note!("option     {name}: {} ({asked}): {because}", o.in_force);
         }
+    }
+}
+
+/// What came of a request's drafts, where any were made.
+pub fn print_speculation(engine: &LlmEngine, f: &Finished) {
+    if engine.drafts() {
+        note!("speculation: {}", f.speculation.summary());
     }
 }
 

@@ -126,6 +126,9 @@ fn an_engine_is_measured() {
     assert_eq!(o["step"]["steps"].as_u64(), Some(10));
     let p = &o["inter_token_latency_ms"];
     assert!(number(p, "p50") <= number(p, "p99") && number(p, "p99") <= number(p, "max"));
+    assert!(o["speculation"].is_null());
+    let drafted = run([&args[..], &["--speculative-tokens", "2"]].concat()).fine().object();
+    assert!(drafted["speculation"]["drafted_tokens"].is_u64());
     let plain: Vec<_> = args.iter().filter(|a| **a != "--json").collect();
     let text = run(plain).fine().out;
     assert!(text.contains("time to first token") && text.contains("outside it: schedule"), "{text}");

@@ -231,6 +231,24 @@ fn a_hybrid_on_the_cpu() {
     assert!(text.contains("MAMBA2_ATTN") && text.contains("Mamba-2 state"), "{text}");
     let drafts = finish(headway().arg("explain").arg(config("bamba-9b")).args(["--speculative-tokens", "2"]));
     assert_ne!(drafts.code, Some(0));
+    assert!(drafts.out.contains("set --speculative-tokens 0"), "{} {}", drafts.out, drafts.err);
+}
+
+#[test]
+fn drafts_of_the_own_engine_raise_the_threshold_and_say_how_they_are_made() {
+    let own = |name: &str| {
+        let args = ["--json", "--speculative-tokens", "3"];
+        finish(headway().arg("explain").arg(config(name)).args(args)).fine().object()
+    };
+    let mla = own("deepseek-v2");
+    assert_eq!(mla["groups"][0]["reorder_batch_threshold"], json!(4));
+    assert_eq!(mla["options"]["speculative_tokens"]["in_force"], json!("3"));
+    assert_eq!(mla["options"]["prompt_lookup_max"]["in_force"], json!("8"));
+    let attention = own("llama-3.1-8b");
+    assert_eq!(attention["groups"][0]["reorder_batch_threshold"], Value::Null, "takes any number of rows");
+    let other = ["--engine", "vllm", "--device", "h100", "--prompt-lookup-max", "3"];
+    let refused = finish(headway().arg("explain").arg(config("llama-3.1-8b")).args(other));
+    assert!(refused.err.contains("--prompt-lookup-max 3: is for --engine headway"), "{}", refused.err);
 }
 
 #[test]

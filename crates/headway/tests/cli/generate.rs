@@ -235,3 +235,43 @@ fn a_path_needs_no_home() {
     }
     finish(&mut c).fine();
 }
+
+#[test]
+fn drafted_tokens_change_the_account_and_not_the_answer() {
+    let turns: Vec<String> = (0..40).map(|t| (t % 7 * 13).to_string()).collect();
+    let turns = turns.join(",");
+    let with = |extra: &[&str]| {
+        let mut args = vec!["--prompt-ids", &turns, "--max-tokens", "60", "--ignore-eos", "--dtype", "f32"];
+        // Below 1: the answer goes round in circles.
+        args.extend(["--repetition-penalty", "0.3"]);
+        args.extend(extra);
+        generate(&llama(), &args).fine()
+    };
+    let plain = with(&["--json"]).object();
+    assert!(!keys(&plain).contains("speculation"));
+    let drafted = with(&["--json", "--speculative-tokens", "4", "--prompt-lookup-min=2"]).object();
+    assert_eq!(ids(&drafted), ids(&plain));
+    assert_eq!((&drafted["text"], &drafted["finish_reason"]), (&plain["text"], &plain["finish_reason"]));
+    assert_eq!(drafted["timings"]["decode_tokens"], json!(59));
+    let fields = [
+        "drafts",
+        "drafted_tokens",
+        "accepted_tokens",
+        "acceptance_rate",
+        "acceptance_by_position",
+        "mean_accepted_length",
+    ];
+    let s = &drafted["speculation"];
+    assert_eq!(keys(s), BTreeSet::from(fields));
+    assert!(s["accepted_tokens"].as_u64().is_some_and(|n| n > 4), "{s}");
+    assert!(s["acceptance_by_position"].as_array().is_some_and(|a| a.len() <= 4));
+    let said = with(&["-v", "--speculative-tokens", "4", "--prompt-lookup-min=2"]).err;
+    assert!(said.contains("speculation: drafted ") && said.contains("by position"), "{said}");
+}
+
+#[test]
+fn drafts_are_refused_where_a_state_can_not_be_taken_back() {
+    let hybrid = headway_testkit::testdata::model_dir("tiny-bamba").unwrap();
+    let args = ["--prompt-ids", "1,2", "--speculative-tokens", "2"];
+    generate(&hybrid, &args).refused(&["MAMBA2_ATTN", "set --speculative-tokens 0"]);
+}

@@ -58,7 +58,7 @@ fn the_report_has_every_field() {
 }
 
 /// Options with a value that differs from the default where one can.
-const OPTIONS: [(&str, &str, &str); 20] = [
+const OPTIONS: [(&str, &str, &str); 22] = [
     ("device", "cpu", "cpu"),
     ("dtype", "f32", "float32"),
     ("kv_cache_dtype", "float16", "float16"),
@@ -71,7 +71,9 @@ const OPTIONS: [(&str, &str, &str); 20] = [
     ("micro_batches", "2", "2"),
     ("micro_batch_decode_tokens", "3", "3"),
     ("micro_batch_prefill_tokens", "16", "16"),
-    ("speculative_tokens", "0", "0"),
+    ("speculative_tokens", "2", "2"),
+    ("prompt_lookup_min", "2", "2"),
+    ("prompt_lookup_max", "5", "5"),
     ("max_model_len", "64", "64"),
     ("max_num_seqs", "4", "4"),
     ("max_num_batched_tokens", "32", "32"),

@@ -14,11 +14,11 @@ fn sample(
     tokens: &[u32],
     seed: u64,
 ) -> Result<Sampled, SamplingError> {
-    Sampler::new().sample(&mut logits.to_vec(), &Row { params, tokens, seed })
+    Sampler::new().sample(&mut logits.to_vec(), &Row { params, tokens, drafted: &[], seed })
 }
 
 fn distribution(logits: &[f32], params: &SamplingParams, tokens: &[u32]) -> Vec<f64> {
-    let row = Row { params, tokens, seed: 0 };
+    let row = Row { params, tokens, drafted: &[], seed: 0 };
     Sampler::new().distribution(&mut logits.to_vec(), &row).expect("good logits")
 }
 

@@ -101,7 +101,7 @@ proptest! {
         position in 0usize..50,
     ) {
         let tokens = vec![0; position];
-        let row = Row { params: &params, tokens: &tokens, seed };
+        let row = Row { params: &params, tokens: &tokens, drafted: &[], seed };
         let token = Sampler::new().sample(&mut logits.clone(), &row).unwrap().token as usize;
         let distribution = distribution(&logits, &params, &tokens);
         let u = uniform(seed, position as u64);

@@ -71,6 +71,7 @@ fn classes_follow_the_field() {
             id: RequestId(0),
             num_computed_tokens: computed,
             num_new_tokens: new,
+            draft_range: 0..0,
             token_range: 0..new,
             is_prefilling: prefilling,
             needs_logits: true,
@@ -222,7 +223,7 @@ fn wrong_calls_change_nothing() {
     assert_eq!(fake.scheduler.finish_step(&StepPlan::default(), &[]), Err(SchedulerError::WrongPlan));
     let wrong = SchedulerError::WrongOutcomes { expected: 1, got: 0 };
     assert_eq!(fake.scheduler.finish_step(&fake.plan, &[]), Err(wrong));
-    let on = StepOutcome { token: 1, finished: false };
+    let on = StepOutcome::token(1, false);
     let past = SchedulerError::PastMaxTokens { request: id, max_tokens: 1 };
     assert_eq!(fake.scheduler.finish_step(&fake.plan, &[on]), Err(past));
     let outcomes = fake.compute();

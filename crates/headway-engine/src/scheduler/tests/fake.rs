@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use crate::kv::tests::shadow::{Shadow, Work, check_pool, digest};
 use crate::kv::{KvCacheManager, KvGroupPolicy};
 use crate::scheduler::{
-    NewRequest, RequestId, RequestState, Scheduler, SchedulerConfig, SchedulerError, StepOutcome, StepPlan,
+    NewRequest, RequestId, RequestState, ScheduledRequest, Scheduler, SchedulerConfig, SchedulerError,
+    StepOutcome, StepPlan,
 };
 
 /// The token that follows what was read.
@@ -29,9 +30,13 @@ pub(super) fn answer(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
 pub(super) struct Fake {
     pub(super) scheduler: Scheduler,
     shadow: Shadow,
+    /// Seed of the mistakes in drafts.
+    mistakes: u64,
     pub(super) plan: StepPlan,
     /// Generated tokens of each request.
     pub(super) out: BTreeMap<RequestId, Vec<u32>>,
+    /// Drafted tokens that stood.
+    pub(super) accepted: usize,
     /// Requests in the order of the steps of their first tokens, of one step in the order of ids.
     pub(super) first_tokens: Vec<RequestId>,
 }
@@ -56,8 +61,10 @@ impl Fake {
         Self {
             scheduler: Scheduler::new(config, kv).expect("valid limits"),
             shadow: Shadow::default(),
+            mistakes: 0,
             plan: StepPlan::default(),
             out: BTreeMap::new(),
+            accepted: 0,
             first_tokens: Vec::new(),
         }
     }
@@ -66,9 +73,28 @@ impl Fake {
         self.scheduler.add(NewRequest::new(prompt, max_tokens))
     }
 
+    /// Makes other mistakes in its drafts.
+    pub(super) fn with_mistakes(self, mistakes: u64) -> Self {
+        Self { mistakes, ..self }
+    }
+
+    /// Plans a step. Drafts are the right answer with some wrong tokens in it, and sometimes too long or too short.
+    pub(super) fn schedule(&mut self) -> Result<(), SchedulerError> {
+        let mistakes = self.mistakes;
+        self.scheduler.schedule_drafting(&mut self.plan, &mut |id, tokens, most, drafts| {
+            let chance = tokens.iter().fold(digest(mistakes, id.0 as u32), |d, t| digest(d, *t));
+            let right = answer(tokens, most + 1);
+            let len = if chance.is_multiple_of(3) { chance as usize % (most + 2) } else { most };
+            for (i, token) in right.into_iter().take(len).enumerate() {
+                let wrong = (chance >> (i % 32)).is_multiple_of(4);
+                drafts.push(if wrong { token + 1 } else { token });
+            }
+        })
+    }
+
     /// Plans, plays and finishes one step; `false` when there was nothing to do.
     pub(super) fn step(&mut self) -> bool {
-        self.scheduler.schedule(&mut self.plan).expect("no step is under way");
+        self.schedule().expect("no step is under way");
         if self.plan.is_empty() {
             return false;
         }
@@ -80,24 +106,43 @@ impl Fake {
     }
 
     pub(super) fn compute(&mut self) -> Vec<StepOutcome> {
-        let work = |r: &crate::scheduler::ScheduledRequest| Work {
-            id: r.id,
-            tokens: self.scheduler.tokens(r.id).expect("a scheduled request lives"),
-            start: r.num_computed_tokens,
-            len: r.num_new_tokens,
+        let with_drafts = |r: &ScheduledRequest| {
+            let tokens = self.scheduler.tokens(r.id).expect("a scheduled request lives");
+            [&tokens[..r.num_known_tokens()], self.plan.drafts(r)].concat()
         };
-        let batch: Vec<Work<'_>> = self.plan.requests.iter().map(work).collect();
+        let tokens: Vec<Vec<u32>> = self.plan.requests.iter().map(with_drafts).collect();
+        let work = |(r, tokens)| {
+            let r: &ScheduledRequest = r;
+            Work { id: r.id, tokens, start: r.num_computed_tokens, len: r.num_new_tokens }
+        };
+        let all = self.plan.requests.iter().zip(tokens.iter().map(Vec::as_slice));
+        let batch: Vec<Work<'_>> = all.map(work).collect();
         let values = self.shadow.run(self.scheduler.kv(), &batch);
         let mut outcomes = Vec::new();
         let known = self.first_tokens.len();
-        for (scheduled, value) in self.plan.requests.iter().zip(values).filter(|(r, _)| r.needs_logits) {
-            let token = next_token(value);
+        let requests = self.plan.requests.iter().zip(tokens).zip(values);
+        for ((scheduled, tokens), value) in requests.filter(|((r, _), _)| r.needs_logits) {
+            let drafts = self.plan.drafts(scheduled);
+            // What a row reads is the digest of the tokens up to it, as the shadow has checked.
+            let row =
+                |i: usize| tokens[..scheduled.num_known_tokens() + i].iter().fold(1, |d, t| digest(d, *t));
+            assert_eq!(row(drafts.len()), value);
             let out = self.out.entry(scheduled.id).or_default();
             if out.is_empty() {
                 self.first_tokens.push(scheduled.id);
             }
-            out.push(token);
-            outcomes.push(StepOutcome { token, finished: scheduled.remaining_tokens == 1 });
+            let mut taken = 0;
+            let (token, finished) = loop {
+                let token = next_token(row(taken));
+                out.push(token);
+                taken += 1;
+                let finished = scheduled.remaining_tokens == taken;
+                if finished || drafts.get(taken - 1) != Some(&token) {
+                    break (token, finished);
+                }
+            };
+            self.accepted += taken - 1;
+            outcomes.push(StepOutcome { accepted_drafts: taken - 1, token, finished });
         }
         self.first_tokens[known..].sort_unstable();
         outcomes
@@ -135,11 +180,16 @@ impl Fake {
             let tokens = self.scheduler.tokens(r.id).expect("a scheduled request lives");
             assert!(r.num_new_tokens >= 1 && r.num_new_tokens <= config.max_chunk());
             assert_eq!(r.token_range, at..at + r.num_new_tokens);
-            assert_eq!(plan.token_ids[r.token_range.clone()], tokens[r.num_computed_tokens..r.seq_len()]);
-            assert_eq!(r.needs_logits, r.seq_len() == tokens.len());
+            let (known, drafts) = (r.num_computed_tokens..r.num_known_tokens(), plan.drafts(r));
+            assert_eq!(plan.token_ids[r.token_range.clone()], [&tokens[known], drafts].concat());
+            assert_eq!(r.needs_logits, r.num_known_tokens() == tokens.len());
+            assert_eq!(r.num_logits(), if r.needs_logits { 1 + drafts.len() } else { 0 });
+            assert!(drafts.len() <= config.num_speculative_tokens, "drafts");
+            assert!(drafts.len() < r.remaining_tokens, "a draft beyond the last token");
             let state = self.scheduler.state(r.id);
             assert_eq!(state == Some(RequestState::Prefilling), r.is_prefilling);
-            assert!(r.is_prefilling || (r.needs_logits && r.num_new_tokens == 1));
+            let decodes = r.needs_logits && r.num_new_tokens == 1 + drafts.len();
+            assert!(if r.is_prefilling { drafts.is_empty() } else { decodes });
             at = r.token_range.end;
         }
         assert_eq!(at, plan.num_tokens());

@@ -24,13 +24,15 @@ prop_compose! {
         spare in 0usize..20,
         threshold in prop::option::of(1usize..8),
         decode_first in prop::option::of(1usize..3),
+        num_speculative_tokens in prop_oneof![Just(0), 1usize..6],
     ) -> SchedulerConfig {
         SchedulerConfig {
             max_num_batched_tokens: seqs + spare,
             max_num_seqs: seqs,
             max_model_len: 60,
             long_prefill_token_threshold: threshold,
-            decode_first_threshold: decode_first,
+            decode_first_threshold: decode_first.map(|t| t + num_speculative_tokens),
+            num_speculative_tokens,
         }
     }
 }
@@ -68,10 +70,11 @@ proptest! {
         limits in limits(),
         blocks in 8usize..50,
         caching in any::<bool>(),
+        mistakes in any::<u64>(),
         events in prop::collection::vec(event(), 1..40),
     ) {
         let in_order = limits.long_prefill_token_threshold.is_none();
-        let mut fake = Fake::new(limits, blocks, groups, caching);
+        let mut fake = Fake::new(limits, blocks, groups, caching).with_mistakes(mistakes);
         let mut asked: Vec<(Vec<u32>, usize)> = Vec::new();
         let mut aborted = Vec::new();
         for event in events {
@@ -92,7 +95,7 @@ proptest! {
                     }
                 }
                 Event::AbortInStep(seed) => {
-                    fake.scheduler.schedule(&mut fake.plan).unwrap();
+                    fake.schedule().unwrap();
                     if !fake.plan.is_empty() {
                         if fake.scheduler.abort(some(seed)) {
                             aborted.push(some(seed));
@@ -103,7 +106,7 @@ proptest! {
                     }
                 }
                 Event::Cancel => {
-                    fake.scheduler.schedule(&mut fake.plan).unwrap();
+                    fake.schedule().unwrap();
                     if !fake.plan.is_empty() {
                         fake.scheduler.cancel_step().unwrap();
                         fake.check_pool();

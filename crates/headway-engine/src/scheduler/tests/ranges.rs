@@ -26,6 +26,7 @@ fn steps(s: &mut Scheduler) -> Vec<Vec<(u64, Range<usize>)>> {
         assert!(plan.num_tokens() <= s.config().max_num_batched_tokens);
         all.push(plan.requests.iter().map(|r| (r.id.0, r.num_computed_tokens..r.seq_len())).collect());
         let outcome = |r: &crate::scheduler::ScheduledRequest| StepOutcome {
+            accepted_drafts: 0,
             token: 1,
             finished: r.remaining_tokens == 1,
         };

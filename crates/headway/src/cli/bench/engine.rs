@@ -7,6 +7,7 @@ use headway_engine::{
     runner::{StepTimes, memory},
     sampling::SamplingParams,
     scheduler::RequestId,
+    speculation::SpeculationSummary,
 };
 use serde::Serialize;
 use std::{
@@ -67,6 +68,9 @@ pub struct Line {
     time_to_first_token_ms: Percentiles,
     inter_token_latency_ms: Percentiles,
     step: StepCost,
+    /// Where tokens are drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculation: Option<SpeculationSummary>,
     peak_rss_bytes: Option<u64>,
 }
 
@@ -93,6 +97,7 @@ pub fn run(engine: &mut LlmEngine, load: Load) -> Result<Line, CliError> {
     let warm = Load { output_len: 2.min(load.output_len), requests: 1, concurrency: 1, ..load };
     drive(engine, warm, 0, vocab_size)?;
     let before = engine.runner().times();
+    let drafted_before = engine.speculation_stats().clone();
     let start = Instant::now();
     let traces = drive(engine, load, 1, vocab_size)?;
     let total = start.elapsed().as_secs_f64();
@@ -116,6 +121,7 @@ pub fn run(engine: &mut LlmEngine, load: Load) -> Result<Line, CliError> {
         time_to_first_token_ms: percentiles(first),
         inter_token_latency_ms: percentiles(between),
         step: cost(&times),
+        speculation: engine.drafts().then(|| engine.speculation_stats().since(&drafted_before).summary()),
         peak_rss_bytes: memory::peak_rss_bytes(),
         load: LoadLine {
             prompt_len: load.prompt_len,
@@ -226,6 +232,9 @@ impl std::fmt::Display for Line {
             "{:<22} {:>10.0} us in the model; outside it: schedule {:.1}, inputs {:.1}, metadata {:.1}, sampling {:.1} us ({} steps)",
             "a step", s.forward_us, s.schedule_us, s.inputs_us, s.metadata_us, s.sample_us, s.steps
         )?;
+        if let Some(s) = &self.speculation {
+            write!(f, "\n{:<22} {s}", "speculation")?;
+        }
         match self.peak_rss_bytes {
             Some(b) => write!(f, "\n{:<22} {:>10.1} MiB", "peak memory", b as f64 / f64::from(1 << 20)),
             None => Ok(()),

@@ -17,7 +17,8 @@ import zlib
 
 MODELS = """tiny-llama tiny-llama-rope-scaling tiny-mistral tiny-qwen2 tiny-qwen3 tiny-gemma2 tiny-gemma3
 tiny-phi3 tiny-olmo2 tiny-qwen3-moe tiny-gpt-oss tiny-deepseek-v2-yarn tiny-mamba2
-tiny-bamba tiny-nemotron-h tiny-falcon-h1 tiny-granitemoehybrid tiny-gemma4 tiny-bert tiny-roberta tiny-bart""".split()
+tiny-bamba tiny-nemotron-h tiny-falcon-h1 tiny-granitemoehybrid tiny-gemma4 tiny-bert tiny-roberta tiny-bart
+tiny-fp8-output""".split()
 REAL = ["smollm2-135m-instruct-q4_1", "gemma3-270m-q4_k_m", "qwen2.5-coder-0.5b-instruct-q4_k_m"]
 SIZES = {"F32": 4, "BF16": 2, "F16": 2}
 

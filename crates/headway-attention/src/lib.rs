@@ -36,7 +36,7 @@ pub use group::{
 };
 pub use layer::{
     AttnLayer, ImplKind, LayerArgs, LayerImpl, LayerKernel, PickArgs,
-    attention::{AttentionArgs, AttentionImpl, DynAttention, Qkv, Standard},
+    attention::{AttentionArgs, AttentionImpl, DynAttention, Qkv, QuantisedOut, Standard},
     mla::{DynMla, Mla, MlaArgs, MlaImpl},
     state_space::{DynStateSpace, StateSpace, StateSpaceArgs, StateSpaceImpl},
 };

@@ -5,7 +5,7 @@
 
 use crate::{Isa, pool::Pool};
 use headway_tensor::{Device, DeviceMem, Exec, Result, TensorError};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// How a [`CpuExec`] is made; the default takes what the machine has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct CpuExec {
     pool: Pool,
     isa: Isa,
     batch_invariant: bool,
+    /// Codes as float32, for a product; as large as the largest step's.
+    pub(crate) widened: Mutex<Vec<f32>>,
 }
 
 impl CpuExec {
@@ -45,7 +47,7 @@ impl CpuExec {
             }
         };
         let pool = Pool::new(options.threads).map_err(TensorError::Unsupported)?;
-        Ok(Self { pool, isa, batch_invariant: options.batch_invariant })
+        Ok(Self { pool, isa, batch_invariant: options.batch_invariant, widened: Mutex::default() })
     }
 
     /// The threads.

@@ -28,7 +28,7 @@ const MODELS: [&str; 7] = [
 /// Prompts of one token, of a block and around it, and longer than most steps; two begin alike.
 fn requests() -> Vec<GenerateRequest> {
     let lengths = [1, 15, 16, 17, 33, 64, 97, 2];
-    let prompt = |i: usize, n: usize| (0..n).map(|t| 3 + ((t * 13 + i % 6 * 31) % 490) as u32).collect();
+    let prompt = |i: usize, n: usize| (0..n).map(|t| 3 + ((t * 13 + i % 6 * 31) % 120) as u32).collect();
     let sampling =
         |i: usize| SamplingParams { max_tokens: Some(6 + i), ignore_eos: true, ..SamplingParams::greedy() };
     lengths
@@ -157,11 +157,9 @@ fn the_report_counts_the_builders_of_every_micro_batch() {
 }
 
 #[test]
-fn models_with_an_encoder_run_whole() {
-    for model in ["tiny-roberta", "tiny-bart"] {
-        let model = testdata::model_dir(model).unwrap();
-        let e = LlmEngine::open(&model, &cut(2, 2, 64, false), &mut |_, _| ()).err().unwrap().to_string();
-        let words = ["--micro-batches 2", "has an encoder", "leave it out"];
-        assert!(words.iter().all(|w| e.contains(w)), "{e}");
-    }
+fn a_model_with_an_encoder_runs_whole() {
+    let model = testdata::model_dir("tiny-bart").unwrap();
+    let e = LlmEngine::open(&model, &cut(2, 2, 64, false), &mut |_, _| ()).err().unwrap().to_string();
+    let words = ["--micro-batches 2", "has an encoder", "leave it out"];
+    assert!(words.iter().all(|w| e.contains(w)), "{e}");
 }

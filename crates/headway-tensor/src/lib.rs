@@ -21,6 +21,7 @@ pub mod fp8;
 pub mod memory;
 pub mod ops;
 pub mod quant;
+pub mod row_quant;
 pub mod tensor;
 pub mod view;
 pub mod weight;
@@ -33,6 +34,7 @@ pub use experts::{
 };
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
 pub use ops::{Activation, GatedNorm, Linear, LinearPart, Ops, RopeStyle};
+pub use row_quant::{RowQuant, RowQuantKind};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
 pub use view::{Dual, Persistent, View};
 pub use weight::{BytesOwner, SharedBytes, Weight, WeightError, WeightType};

@@ -3,8 +3,8 @@
 //! is what `headway-attention` is for.
 
 use crate::{
-    DType, Exec, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Result, Tensor, TensorError, TensorMut,
-    TensorRef, View, weight::Weight,
+    DType, Exec, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Result, RowQuant, Tensor, TensorError,
+    TensorMut, TensorRef, View, weight::Weight,
 };
 use std::{any::Any, sync::Arc};
 
@@ -133,7 +133,8 @@ pub trait Ops: Exec {
     /// Shapes that don't fit each other, formats without a kernel, no memory.
     fn load_linear(&self, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Arc<dyn Linear>>;
 
-    /// `out[t] = x[t] · wᵀ + bias`: x `[tokens, in]`, out `[tokens, out]`.
+    /// `out[t] = x[t] · wᵀ + bias`: x `[tokens, in]`, out `[tokens, out]`. x may be e4m3 codes where the device takes
+    /// them: their values are multiplied, and the scale is the caller's.
     ///
     /// # Errors
     /// Shapes, dtypes, devices.
@@ -226,6 +227,15 @@ pub trait Ops: Exec {
     fn gated_norm(&self, x: TensorMut<'_>, gate: TensorRef<'_>, norm: GatedNorm<'_>) -> Result<()> {
         let _ = (x, gate);
         Err(crate::TensorError::Unsupported(format!("the gated norm {norm:?} on {}", self.device())))
+    }
+
+    /// `codes = quant(x)` for rules whose scales are given: x `[tokens, width]` in float32, codes of the rule's type.
+    ///
+    /// # Errors
+    /// Shapes, dtypes; a rule that makes scales; a device without this operation.
+    fn quantise_rows(&self, quant: &RowQuant, x: TensorRef<'_>, codes: TensorMut<'_>) -> Result<()> {
+        let _ = (x, codes);
+        Err(TensorError::Unsupported(format!("rows as {} on {}", quant.kind(), self.device())))
     }
 
     /// `out[i] = x[rows[i]]`.

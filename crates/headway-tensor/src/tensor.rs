@@ -349,6 +349,19 @@ impl<'a> TensorRef<'a> {
         }
     }
 
+    /// The bytes of the host elements from the first on, of whatever type.
+    ///
+    /// # Errors
+    /// [`TensorError::WrongDevice`].
+    pub fn into_host_bytes(self) -> Result<&'a [u8]> {
+        match self.mem {
+            MemRef::Host(b) => Ok(b),
+            MemRef::Dev(d, _) => {
+                Err(TensorError::WrongDevice { what: "host view", found: d.device(), expected: Device::CPU })
+            }
+        }
+    }
+
     /// Rows `r` of the outermost dimension.
     ///
     /// # Errors
@@ -505,6 +518,19 @@ impl<'a> TensorMut<'a> {
         match self.mem {
             MemMut::Host(b) => bytemuck::try_cast_slice_mut(b)
                 .map_err(|e| TensorError::Unsupported(format!("host view: {e}"))),
+            MemMut::Dev(d, _) => {
+                Err(TensorError::WrongDevice { what: "host view", found: d.device(), expected: Device::CPU })
+            }
+        }
+    }
+
+    /// The bytes of the host elements from the first on, of whatever type.
+    ///
+    /// # Errors
+    /// [`TensorError::WrongDevice`].
+    pub fn into_host_bytes(self) -> Result<&'a mut [u8]> {
+        match self.mem {
+            MemMut::Host(b) => Ok(b),
             MemMut::Dev(d, _) => {
                 Err(TensorError::WrongDevice { what: "host view", found: d.device(), expected: Device::CPU })
             }

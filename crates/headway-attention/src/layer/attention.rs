@@ -2,8 +2,8 @@
 //! GQA, MQA; full, windowed, with sinks, ALiBi or a soft cap).
 
 use super::{AttnLayer, ImplKind, LayerImpl};
-use crate::{KindTag, KvMut, Result, StepEntry};
-use headway_tensor::{DType, Exec, TensorMut, TensorRef, View};
+use crate::{AttentionError, KindTag, KvMut, Result, StepEntry};
+use headway_tensor::{DType, Exec, RowQuant, TensorMut, TensorRef, View};
 
 /// The kind of [`AttentionImpl`].
 pub enum Standard {}
@@ -55,6 +55,17 @@ pub struct Qkv<'a> {
     pub k: TensorRef<'a>,
     /// Values `[num_tokens, num_kv_heads, head_size_v]`; as many rows as keys.
     pub v: TensorRef<'a>,
+}
+
+/// Where an output goes that the kernel quantises.
+pub struct QuantisedOut<'a> {
+    /// The rule.
+    pub quant: RowQuant,
+    /// `[num_tokens, num_heads, head_size_v]`, of the rule's type.
+    pub codes: TensorMut<'a>,
+    /// `[num_tokens, num_heads, scales of a head]`, float32: the scales that the rule makes; no elements where it makes
+    /// none.
+    pub scales: TensorMut<'a>,
 }
 
 /// One layer of softmax attention: writes new keys and values into the cache, and runs the kernel.
@@ -146,6 +157,28 @@ pub trait AttentionImpl: LayerImpl {
         metadata: &Self::Metadata,
         out: TensorMut<'_>,
     ) -> Result<()>;
+
+    /// As [`AttentionImpl::forward`], with the output as codes: the same bits as quantising `forward`'s float32 output by
+    /// the rule. For backends whose rule book lists the kind in `output_quants`; rows past the last request are
+    /// zero-filled, their scales too.
+    ///
+    /// # Errors
+    /// As `forward`; a rule that the backend doesn't write, which is every one unless it overrides this.
+    fn forward_quantised(
+        &self,
+        cx: &Self::Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &Self::Metadata,
+        out: QuantisedOut<'_>,
+    ) -> Result<()> {
+        let _ = (cx, x, kv, metadata);
+        Err(AttentionError::Unsupported {
+            backend: std::any::type_name::<Self>().into(),
+            what: format!("output as {}", out.quant.kind()),
+            remedy: "call forward and quantise its output".into(),
+        })
+    }
 }
 
 /// The object-safe twin of [`AttentionImpl`].
@@ -184,6 +217,19 @@ pub trait DynAttention: Send + Sync {
         kv: &mut KvMut<'_>,
         entry: &StepEntry,
         out: TensorMut<'_>,
+    ) -> Result<()>;
+
+    /// As [`DynAttention::run`], with the output as codes ([`AttentionImpl::forward_quantised`]).
+    ///
+    /// # Errors
+    /// As `run`; a rule that the backend doesn't write.
+    fn run_quantised(
+        &self,
+        cx: &dyn Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        entry: &StepEntry,
+        out: QuantisedOut<'_>,
     ) -> Result<()>;
 
     /// The cache write alone, by slot; −1 is skipped. For measurements, and for keys and values that

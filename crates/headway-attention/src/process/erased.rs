@@ -10,7 +10,7 @@ use crate::{
     Mla, MlaArgs, MlaImpl, PickArgs, Qkv, Refusal, Result, RuleBook, Standard, StateSpace, StateSpaceArgs,
     StateSpaceImpl, StepEntry,
     layer::{
-        attention::{AttentionArgs, DynAttention},
+        attention::{AttentionArgs, DynAttention, QuantisedOut},
         mla::DynMla,
         state_space::DynStateSpace,
     },
@@ -107,6 +107,25 @@ impl<I: AttentionImpl> DynAttention for Shim<I> {
             self.0.update_kv_cache(cx, x, kv, entry.slot_mapping())?;
         }
         self.0.forward(cx, x, kv, m, out)
+    }
+
+    fn run_quantised(
+        &self,
+        cx: &dyn Exec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        entry: &StepEntry,
+        mut out: QuantisedOut<'_>,
+    ) -> Result<()> {
+        let cx = exec::<I::Exec>(cx)?;
+        let Some(m) = metadata(entry)? else {
+            self.0.fill_zero(cx, &mut out.codes)?;
+            return self.0.fill_zero(cx, &mut out.scales);
+        };
+        if !kv.shared && !I::FORWARD_WRITES_KV_CACHE {
+            self.0.update_kv_cache(cx, x, kv, entry.slot_mapping())?;
+        }
+        self.0.forward_quantised(cx, x, kv, m, out)
     }
 
     fn write_kv_cache(

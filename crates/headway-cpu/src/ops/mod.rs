@@ -3,6 +3,7 @@
 //! `kernels`. Not for attention.
 
 mod check;
+mod codes;
 mod experts;
 
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
 use check::{expect, f32_mut, f32_ref, host_ids, in_range, same_rows, width_of};
 use headway_tensor::{
     Activation, DType, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, GatedNorm, Linear, LinearPart, Ops,
-    Result, RopeStyle, Tensor, TensorError, TensorMut, TensorRef, View,
+    Result, RopeStyle, RowQuant, Tensor, TensorError, TensorMut, TensorRef, View,
 };
 use std::{any::Any, sync::Arc};
 
@@ -48,6 +49,9 @@ impl Ops for CpuExec {
 
     fn linear(&self, w: &dyn Linear, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
         let w = cpu_linear(w, "linear")?;
+        if x.dtype() == DType::F8E4M3 {
+            return codes::linear(self, w, x, out);
+        }
         let (xs, x) = f32_ref("linear input", x)?;
         let (rows, out) = f32_mut("linear output", out)?;
         expect("linear input", &[xs.heads(), xs.width()], &[1, w.in_features()])?;
@@ -238,6 +242,10 @@ impl Ops for CpuExec {
             }
         });
         Ok(())
+    }
+
+    fn quantise_rows(&self, quant: &RowQuant, x: TensorRef<'_>, codes: TensorMut<'_>) -> Result<()> {
+        codes::quantise(quant, x, codes)
     }
 
     fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()> {

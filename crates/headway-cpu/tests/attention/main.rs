@@ -7,6 +7,7 @@ mod bf16;
 mod encoder;
 mod layer;
 mod masks;
+mod quantised;
 mod refusals;
 mod run;
 mod sameness;

@@ -5,6 +5,16 @@
 use super::LoadError;
 use headway_tensor::{Weight, WeightType};
 
+/// A matrix of e4m3 codes with one scale, for inputs that are quantised with a scale of their own.
+pub struct StaticFp8 {
+    /// The codes' values as bfloat16, which holds each exactly; not yet scaled.
+    pub codes: Weight,
+    /// A weight is its code's value times this.
+    pub weight_scale: f32,
+    /// An input is divided by this and rounded to e4m3.
+    pub input_scale: f32,
+}
+
 /// A set of named tensors, whatever the files behind it. Lives as long as the model is being loaded; the
 /// weights it hands out keep their bytes alive themselves.
 ///
@@ -25,6 +35,14 @@ pub trait Checkpoint: Send + Sync {
     /// [`LoadError::MissingTensor`] with the nearest names; [`LoadError::UnsupportedTensor`] for a type
     /// that is tolerated in a file as long as nobody asks for the tensor.
     fn get(&self, name: &str) -> Result<Weight, LoadError>;
+
+    /// The tensor called `name`, where its input is to be quantised with a static scale.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); scales that are missing or aren't one number each.
+    fn static_fp8(&self, _name: &str) -> Result<Option<StaticFp8>, LoadError> {
+        Ok(None)
+    }
 
     /// Whether there is a tensor called `name`.
     fn contains(&self, name: &str) -> bool;

@@ -23,7 +23,7 @@ mod names;
 pub mod open;
 pub mod safetensors;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, StaticFp8};
 pub use dequantise::refuse_quantisation;
 pub use error::LoadError;
 pub use gguf::GgufFile;

@@ -8,7 +8,7 @@ use super::{
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
     micro_batches::builder_bytes,
     needs,
-    report::{GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
+    report::{CodedOutputReport, GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
 };
 use crate::{
     loading::ModelFiles,
@@ -271,6 +271,13 @@ pub(super) fn finish(
     micro_batches: usize,
 ) {
     r.warnings.extend(unused::warning(decoder.unused_tensors()));
+    for (layer, quant, fused) in decoder.coded_outputs() {
+        let output = quant.kind().to_string();
+        match r.coded_outputs.iter_mut().find(|c| (&c.output, c.fused) == (&output, fused)) {
+            Some(same) => same.layers.push(layer),
+            None => r.coded_outputs.push(CodedOutputReport { layers: vec![layer], output, fused }),
+        }
+    }
     r.memory.packed_weights_bytes = decoder.taken().bytes as u64;
     r.packing_seconds = decoder.taken().time.as_secs_f64();
     r.memory.activations_bytes = decoder.buffer_bytes() as u64;

@@ -20,6 +20,9 @@ pub struct StartupReport {
     pub groups: Vec<GroupReport>,
     /// The layout that every backend reads.
     pub kv_cache_layout: String,
+    /// Layers whose output projection takes 8-bit codes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub coded_outputs: Vec<CodedOutputReport>,
     /// CUDA-graph mode.
     pub graph_mode: GraphModeReport,
     /// Every option: asked, in force, why they differ.
@@ -78,6 +81,17 @@ pub struct SharedCacheReport {
     pub layer: u32,
     /// The layer whose cache it reads.
     pub of: u32,
+}
+
+/// Layers whose attention's output is quantised for its projection.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct CodedOutputReport {
+    /// The model's layers, by index.
+    pub layers: Vec<usize>,
+    /// As what.
+    pub output: String,
+    /// The kernel writes the codes where it finishes a row; otherwise a pass over its output does.
+    pub fused: bool,
 }
 
 /// One change of one option, tried with the code that decides at start-up, and what it gains.

@@ -27,7 +27,7 @@ use headway_attention::{
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
-use headway_tensor::{DType, HostBuf, Ops, View};
+use headway_tensor::{DType, HostBuf, Ops, RowQuant, View};
 use std::{collections::HashMap, sync::Arc};
 
 /// A started model.
@@ -223,8 +223,15 @@ fn load(
     };
     let total = decided.plan.layers.len();
     let mut make = |layer: AttnLayer, args: &LayerArgs<'_>| layer_kernel(decided, layer, args);
-    let kernels =
-        Kernels { activations: needs::ACTIVATIONS, kv_cache_dtype: decided.kv_dtype, make: &mut make };
+    let fuses = |layer: AttnLayer, quant: &RowQuant, head: usize| {
+        decided.selections[layer.0 as usize].backend.rules().check_output_quant(quant, head).is_ok()
+    };
+    let kernels = Kernels {
+        activations: needs::ACTIVATIONS,
+        kv_cache_dtype: decided.kv_dtype,
+        fuses: &fuses,
+        make: &mut make,
+    };
     let plan = decided.plan.clone();
     Ok(Decoder::load(plan, &*files.checkpoint, ops, dtype, limits, kernels, |n| progress(n, total))?)
 }

@@ -197,6 +197,7 @@ mod tests {
         let case = TinyCase {
             name: "x".into(),
             prompt_ids: vec![1],
+            encoder_ids: vec![],
             logsumexp: 2f64.ln(),
             logits: vec![0.0, 0.0],
             greedy_ids: vec![0],

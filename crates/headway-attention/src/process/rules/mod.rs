@@ -5,13 +5,14 @@
 
 mod capability;
 mod need;
+mod output;
 mod validate;
 
 pub use capability::{CapabilityRange, ComputeCapability};
 pub use need::{AttnType, KvCacheDType, LatentDims, LayerNeed, StateSpaceMixer};
 
 use crate::group::{graph::GraphSupport, kv::layout::KvCacheLayout};
-use headway_tensor::DType;
+use headway_tensor::{DType, RowQuantKind};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, fmt};
 
@@ -211,6 +212,8 @@ pub struct RuleBook {
     pub forward_includes_kv_cache_update: bool,
     /// A fused operation may have written the cache already.
     pub supports_kv_cache_update_bypass: bool,
+    /// What `forward_quantised` writes: outputs as 8-bit codes, in the kernel's last step.
+    pub output_quants: Vec<RowQuantKind>,
     /// The least that any configuration of its builder supports of CUDA graphs; the builder's plan
     /// decides.
     pub graph_support: GraphSupport,
@@ -256,6 +259,7 @@ impl Default for RuleBook {
             supports_pcp: false,
             forward_includes_kv_cache_update: false,
             supports_kv_cache_update_bypass: false,
+            output_quants: vec![],
             graph_support: GraphSupport::Never,
             varlen_graph_max_query_len: None,
             reorder_batch_threshold: None,

@@ -7,9 +7,11 @@ use super::{
 use crate::{
     CpuExec,
     backends::common::{cache_layout, has_scale, positive, refuse},
-    kernels::attention::{CacheLayout, LayerNumbers, Lse, Shape, attend, write_kv},
+    kernels::attention::{CacheLayout, LayerNumbers, Lse, Output, Shape, attend, write_kv},
 };
-use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
+use headway_attention::{
+    AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, QuantisedOut, Result,
+};
 use headway_tensor::{DType, TensorError, TensorMut, View};
 
 /// One layer of `CPU_ATTN`.
@@ -70,6 +72,18 @@ impl CpuAttnLayer {
         kv: &mut KvMut<'_>,
         metadata: &CpuAttnMetadata,
         out: TensorMut<'_>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<()> {
+        self.attend(cx, x, kv, metadata, Output::Plain(out), lse)
+    }
+
+    fn attend(
+        &self,
+        cx: &CpuExec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &CpuAttnMetadata,
+        out: Output<'_>,
         lse: Option<&mut [f32]>,
     ) -> Result<()> {
         let planned = metadata.plan().shape().copied();
@@ -173,5 +187,26 @@ impl AttentionImpl for CpuAttnLayer {
         out: TensorMut<'_>,
     ) -> Result<()> {
         self.forward_with_lse(cx, x, kv, metadata, out, None)
+    }
+
+    fn forward_quantised(
+        &self,
+        cx: &CpuExec,
+        x: &Qkv<'_>,
+        kv: &mut KvMut<'_>,
+        metadata: &CpuAttnMetadata,
+        out: QuantisedOut<'_>,
+    ) -> Result<()> {
+        let QuantisedOut { quant, codes, scales } = out;
+        if self.dtype != DType::F32 {
+            // The rule is for float32 outputs: one of another type would be rounded to it first.
+            return Err(refuse(
+                NAME,
+                format!("output as {} with activations in {}", quant.kind(), self.dtype),
+                "activations in float32 are",
+            ));
+        }
+        let scales = scales.into_host::<f32>()?;
+        self.attend(cx, x, kv, metadata, Output::Codes { quant, codes, scales }, None)
     }
 }

@@ -7,7 +7,7 @@ use headway_attention::{
     group::kv::layout::KvCacheLayout,
     process::rules::{AttnType, KernelBlockSize, SizeRange},
 };
-use headway_tensor::DType;
+use headway_tensor::{DType, RowQuantKind};
 use serde::Deserialize;
 
 /// The name of this backend.
@@ -59,6 +59,11 @@ impl AttentionBackend for CpuAttn {
             supports_rswa: true,
             supports_batch_invariance: true,
             supports_kv_connector: false,
+            output_quants: vec![
+                RowQuantKind::E4m3PerTensor,
+                RowQuantKind::Int8PerTensor,
+                RowQuantKind::E4m3Blocks,
+            ],
             forward_includes_kv_cache_update: false,
             ..RuleBook::default()
         }

@@ -5,7 +5,7 @@ use super::{
     lanes::{LINE, Lanes, Turn, prefetch},
     micro::{GROUP, TILE},
 };
-use headway_tensor::DType;
+use headway_tensor::{DType, RowQuant};
 
 /// A row of activations times a factor, as float32.
 ///
@@ -48,6 +48,32 @@ pub(super) unsafe fn write_row<L: Lanes>(
             let x = L::Narrow::mul(L::Narrow::load(from.add(c).cast()), factor);
             store_activation(dtype, x, to.add(c * dtype.size()));
         }
+    }
+}
+
+/// A row of float32 times a factor, as codes; the scales that the rule makes go to `scales`.
+///
+/// # Safety
+/// The instruction set that this is compiled for; `width` float32 at `from`, as many codes at `codes`, and the rule's
+/// scales of so many at `scales`.
+#[inline(always)]
+pub(super) unsafe fn quantise_row(
+    quant: &RowQuant,
+    from: *const f32,
+    codes: *mut u8,
+    scales: *mut f32,
+    width: usize,
+    factor: f32,
+) {
+    // SAFETY: as the caller has promised; a rule without scales has no memory for them.
+    unsafe {
+        let row = std::slice::from_raw_parts(from, width);
+        let codes = std::slice::from_raw_parts_mut(codes, width);
+        let scales = match quant.scales_of(width) {
+            0 => &mut [],
+            n => std::slice::from_raw_parts_mut(scales, n),
+        };
+        quant.quantise(row, factor, codes, scales);
     }
 }
 

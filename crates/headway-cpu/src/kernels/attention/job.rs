@@ -6,7 +6,7 @@ use super::{
     shape::{ScratchLayout, Shape},
     sight::Span,
 };
-use headway_tensor::DType;
+use headway_tensor::{DType, RowQuant};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Rows in memory: `[tokens, heads, size]` with strides in bytes and a contiguous last dimension.
@@ -57,7 +57,10 @@ pub(super) struct Job<'a> {
     pub(super) layout: ScratchLayout,
     pub(super) q: Rows<*const u8>,
     pub(super) out: Rows<*mut u8>,
+    /// Of `q`, and of `out` where it isn't quantised.
     pub(super) dtype: DType,
+    /// `out` takes codes; the scales that the rule makes go to `[rows, heads, scales of a head]`.
+    pub(super) quant: Option<(RowQuant, *mut f32)>,
     /// `[rows, heads]`, or null.
     pub(super) lse: *mut f32,
     /// `out` and `lse` hold the result over other keys, which this call's is merged with; `out` is float32.

@@ -17,7 +17,7 @@ use super::{
     pack::{self, Tokens},
     soften::{self, Scores},
 };
-use headway_tensor::DType;
+use headway_tensor::{DType, RowQuant};
 
 /// The parts of the kernel at one level. Each is `unsafe` because it must run on a machine that has the
 /// level, and for the reasons of the function that it compiles.
@@ -54,6 +54,15 @@ pub(super) trait Level: Copy {
     unsafe fn read_row(dtype: DType, from: *const u8, to: *mut f32, width: usize, factor: f32);
     /// [`convert::write_row`].
     unsafe fn write_row(dtype: DType, from: *const f32, to: *mut u8, width: usize, factor: f32);
+    /// [`convert::quantise_row`].
+    unsafe fn quantise_row(
+        quant: &RowQuant,
+        from: *const f32,
+        codes: *mut u8,
+        scales: *mut f32,
+        width: usize,
+        factor: f32,
+    );
     /// [`convert::widen_keys`].
     unsafe fn widen_keys<E: Elem>(from: *const u8, ahead: *const u8, to: *mut f32, head_size: usize);
     /// [`convert::widen_panels`].
@@ -133,6 +142,18 @@ macro_rules! level {
             unsafe fn write_row(dtype: DType, from: *const f32, to: *mut u8, width: usize, factor: f32) {
                 // SAFETY: see above.
                 unsafe { convert::write_row::<$lanes>(dtype, from, to, width, factor) }
+            }
+            $(#[$feature])*
+            unsafe fn quantise_row(
+                quant: &RowQuant,
+                from: *const f32,
+                codes: *mut u8,
+                scales: *mut f32,
+                width: usize,
+                factor: f32,
+            ) {
+                // SAFETY: see above.
+                unsafe { convert::quantise_row(quant, from, codes, scales, width, factor) }
             }
             $(#[$feature])*
             unsafe fn widen_keys<E: Elem>(from: *const u8, ahead: *const u8, to: *mut f32, head_size: usize) {

@@ -75,7 +75,7 @@ pub use write::{write_kv, write_latent};
 
 use crate::{Isa, pool::Pool};
 use headway_attention::{AttentionError, Result};
-use headway_tensor::{DType, TensorError, TensorMut, TensorRef, View};
+use headway_tensor::{DType, RowQuant, TensorError, TensorMut, TensorRef, View};
 use job::{BadBlock, CacheMap, Job, Rows};
 use std::sync::Arc;
 use workspace::Inner;
@@ -124,6 +124,28 @@ pub enum Lse<'a> {
     /// Output and log-sum-exps hold the result over other keys (0 and minus infinity: none so far): both become
     /// those over all keys. Rows that see no key here stay as they are.
     Merge(&'a mut [f32]),
+}
+
+/// Where a call's result goes: `[tokens, heads, head_size_v]`.
+pub enum Output<'a> {
+    /// In the type of the queries.
+    Plain(TensorMut<'a>),
+    /// As 8-bit codes, quantised where a row is finished; `scales` `[tokens, heads, scales of a head]` takes what the
+    /// rule makes.
+    Codes {
+        /// The rule.
+        quant: RowQuant,
+        /// Of the rule's type.
+        codes: TensorMut<'a>,
+        /// Contiguous.
+        scales: &'a mut [f32],
+    },
+}
+
+impl<'a> From<TensorMut<'a>> for Output<'a> {
+    fn from(out: TensorMut<'a>) -> Self {
+        Self::Plain(out)
+    }
 }
 
 fn inputs(what: impl Into<String>) -> AttentionError {
@@ -230,16 +252,20 @@ impl Batch {
 /// Shapes, dtypes and devices; a cache, plan or workspace that doesn't fit the others; an earlier result to merge
 /// with that isn't float32, or sinks or a scale on the values beside it. A block that the cache doesn't have:
 /// `out` then holds rows of no meaning.
-pub fn attend(
+pub fn attend<'o>(
     (pool, isa): (&Pool, Isa),
     batch: &Batch,
     workspace: &Workspace,
     layer: &LayerNumbers<'_>,
     q: TensorRef<'_>,
     (cache, bytes): (&CacheLayout, &[u8]),
-    mut out: TensorMut<'_>,
+    out: impl Into<Output<'o>>,
     lse: Lse<'_>,
 ) -> Result<()> {
+    let (mut out, quant, scales) = match out.into() {
+        Output::Plain(out) => (out, None, &mut [][..]),
+        Output::Codes { quant, codes, scales } => (codes, Some(quant), scales),
+    };
     let shape = *batch.plan.shape().ok_or_else(|| inputs("a plan that was never built"))?;
     if workspace.shape() != &shape {
         return Err(inputs("metadata of another group: its plan doesn't fit the workspace"));
@@ -256,10 +282,16 @@ pub fn attend(
     let (tokens, dtype) = (out.shape().first().copied().unwrap_or(0), q.dtype());
     check_rows("query", q.shape(), shape.num_heads, shape.head_size, rows)?;
     check_rows("output", out.shape(), shape.num_heads, shape.head_size_v, rows)?;
-    if out.dtype() != dtype {
-        return Err(
-            TensorError::WrongDType { what: "output", found: out.dtype(), supported: "that of q" }.into()
-        );
+    let (found, expected) = (out.dtype(), quant.map_or(dtype, |q| q.dtype()));
+    if found != expected {
+        return Err(TensorError::WrongDType { what: "output", found, supported: expected.name() }.into());
+    }
+    let scales_of_row = quant.map_or(0, |q| shape.num_heads * q.scales_of(shape.head_size_v));
+    if let Some(q) = quant.filter(|q| !q.fits(shape.head_size_v)) {
+        return Err(inputs(format!("output as {q:?} with value heads of {}", shape.head_size_v)));
+    }
+    if scales.len() < tokens * scales_of_row {
+        return Err(inputs(format!("room for {} scales of {tokens} rows of {scales_of_row}", scales.len())));
     }
     let merge = matches!(lse, Lse::Merge(_));
     let lse = match lse {
@@ -269,7 +301,7 @@ pub fn attend(
     if lse.as_ref().is_some_and(|l| l.len() < rows * shape.num_heads) {
         return Err(inputs("too little room for the log-sum-exp"));
     }
-    if merge && (dtype != DType::F32 || layer.sinks.is_some() || layer.v_scale != 1.0) {
+    if merge && (quant.is_some() || dtype != DType::F32 || layer.sinks.is_some() || layer.v_scale != 1.0) {
         return Err(inputs("results merge in float32, without sinks and without a scale on the values"));
     }
     if !isa.is_available() {
@@ -282,9 +314,10 @@ pub fn attend(
     })?;
     if rows < tokens && !merge {
         out.reborrow().rows(rows..tokens)?.zero_host()?;
+        scales[rows * scales_of_row..tokens * scales_of_row].fill(0.0);
     }
     let q_rows = read_rows(q)?;
-    let out_rows = write_rows(out)?;
+    let out_rows = write_rows(out, quant.is_some())?;
     let mut inner = workspace.inner.lock().map_err(|_| inputs("an earlier call of this group panicked"))?;
     let Inner { workers, slots, arrivals } = &mut *inner;
     let workers = &*workers;
@@ -305,6 +338,7 @@ pub fn attend(
         q: q_rows,
         out: out_rows,
         dtype,
+        quant: quant.map(|q| (q, scales.as_mut_ptr())),
         lse: lse.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
         merge,
         cache: CacheMap {
@@ -379,7 +413,7 @@ fn read_rows(x: TensorRef<'_>) -> Result<Rows<*const u8>> {
     Ok(Rows { base, token_stride: strides.0 * size, head_stride: strides.1 * size })
 }
 
-fn write_rows(x: TensorMut<'_>) -> Result<Rows<*mut u8>> {
+fn write_rows(x: TensorMut<'_>, codes: bool) -> Result<Rows<*mut u8>> {
     let (size, strides) = (x.dtype().size(), contiguous(x.shape(), x.strides())?);
     // Tokens outermost, or heads outermost.
     let apart = |outer: usize, step: usize, inner: usize, inner_step: usize, width: usize| {
@@ -392,7 +426,10 @@ fn write_rows(x: TensorMut<'_>) -> Result<Rows<*mut u8>> {
     {
         return Err(inputs("output rows overlap"));
     }
-    let base = by_dtype!(x, "attention", T => x.into_host::<T>()?.as_mut_ptr().cast());
+    let base = match codes {
+        true => x.into_host_bytes()?.as_mut_ptr(),
+        false => by_dtype!(x, "attention", T => x.into_host::<T>()?.as_mut_ptr().cast()),
+    };
     Ok(Rows { base, token_stride: strides.0 * size, head_stride: strides.1 * size })
 }
 

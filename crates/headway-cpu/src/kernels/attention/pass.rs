@@ -210,9 +210,18 @@ impl Pass<'_> {
     /// # Safety
     /// As [`process`](super::item::process); `values` has `head_size_v` float32.
     pub(super) unsafe fn write_row<A: Level>(&self, row: usize, values: *const f32, factor: f32) {
-        // SAFETY: the row lies in `out`, and no other item writes it.
+        let (to, width) = (self.out_row(row), self.job.shape.head_size_v);
+        // SAFETY: the row and its scales lie in what the wrapper checked, and no other item writes them.
         unsafe {
-            A::write_row(self.job.dtype, values, self.out_row(row), self.job.shape.head_size_v, factor);
+            match &self.job.quant {
+                None => A::write_row(self.job.dtype, values, to, width, factor),
+                Some((quant, scales)) => {
+                    let (token, head) = self.token_and_head(row);
+                    let at = (self.work.request.first_row + token) * self.job.shape.num_heads + head;
+                    let scales = scales.wrapping_add(at * quant.scales_of(width));
+                    A::quantise_row(quant, values, to, scales, width, factor);
+                }
+            }
         }
     }
 

@@ -35,3 +35,20 @@ pub(super) fn dequantise(
     });
     Ok((vec![rows, cols], made))
 }
+
+/// A matrix of codes as the bfloat16 of each code's value, exactly.
+///
+/// # Errors
+/// No matrix, in words.
+pub(super) fn codes(codes: &RawTensor<'_>) -> Result<(Vec<usize>, Vec<u8>), String> {
+    let &[rows, cols] = codes.shape else { return Err("a matrix is needed".into()) };
+    let values: Vec<[u8; 2]> = (0..=u8::MAX).map(|c| bf16::from_f32(e4m3_to_f32(c)).to_le_bytes()).collect();
+    let from = codes.bytes.as_slice();
+    let mut made = vec![0u8; 2 * from.len()];
+    in_parallel(&mut made, 2 * cols, &|r, to| {
+        for (to, code) in to.as_chunks_mut::<2>().0.iter_mut().zip(&from[r * cols..(r + 1) * cols]) {
+            *to = values[usize::from(*code)];
+        }
+    });
+    Ok((vec![rows, cols], made))
+}

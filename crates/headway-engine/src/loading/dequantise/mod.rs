@@ -2,13 +2,14 @@
 //! asked for, so that the rest of the engine sees dense tensors.
 //!
 //! Read are gpt-oss's MXFP4 (`quant_method` mxfp4) and DeepSeek-V3's float8 in blocks (`quant_method` fp8 with a
-//! `weight_block_size`). Every other format is refused by name. Not for GGUF's block formats, which are computed with.
+//! `weight_block_size`). fp8 with static scales (`activation_scheme` static) is read where a layer quantises its input:
+//! [`Checkpoint::static_fp8`]. Every other format is refused by name. Not for GGUF's block formats, which are computed with.
 
 mod fp8;
 mod mxfp4;
 
 use super::{
-    Checkpoint, LoadError, SafetensorsCheckpoint, error::one_line, names::missing_tensor,
+    Checkpoint, LoadError, SafetensorsCheckpoint, StaticFp8, error::one_line, names::missing_tensor,
     safetensors::RawTensor,
 };
 use headway_tensor::{SharedBytes, Weight, WeightType};
@@ -27,6 +28,8 @@ pub(super) enum Format {
     Mxfp4,
     /// e4m3 matrices with a scale for every block of `[rows, columns]`: `*.weight`, `*.weight_scale_inv`.
     BlockFp8 { rows: usize, cols: usize },
+    /// e4m3 matrices with one scale, whose inputs have one too: `*.weight`, `*.weight_scale`, `*.input_scale`.
+    StaticFp8,
 }
 
 /// Refuses a `config.json` (at `path`) whose weights are quantised in a way that isn't read.
@@ -67,6 +70,7 @@ impl Format {
                             Err(LoadError::bad_key(path, "quantization_config.weight_block_size", what))
                         }
                     },
+                    None if text("activation_scheme") == Some("static") => Ok(Some(Self::StaticFp8)),
                     _ => refused("fp8 without weight_block_size (one scale a tensor)".into()),
                 }
             }
@@ -78,7 +82,7 @@ impl Format {
     pub(super) fn packed_types(self) -> &'static [&'static str] {
         match self {
             Self::Mxfp4 => &["U8"],
-            Self::BlockFp8 { .. } => &["F8_E4M3"],
+            Self::BlockFp8 { .. } | Self::StaticFp8 => &["F8_E4M3"],
         }
     }
 
@@ -86,6 +90,7 @@ impl Format {
         match self {
             Self::Mxfp4 => "MXFP4",
             Self::BlockFp8 { .. } => "fp8 in blocks",
+            Self::StaticFp8 => "fp8 with static scales",
         }
     }
 
@@ -94,6 +99,7 @@ impl Format {
         match self {
             Self::Mxfp4 => name.strip_suffix("_blocks").map(|n| format!("{n}_scales")),
             Self::BlockFp8 { .. } => Some(format!("{name}_scale_inv")),
+            Self::StaticFp8 => Some(format!("{name}_scale")),
         }
     }
 
@@ -102,13 +108,17 @@ impl Format {
         match self {
             Self::Mxfp4 => name.strip_suffix("_scales").map(|n| format!("{n}_blocks")),
             Self::BlockFp8 { .. } => name.strip_suffix("_scale_inv").map(str::to_owned),
+            Self::StaticFp8 => match name.strip_suffix("input_scale") {
+                Some(module) => Some(format!("{module}weight")),
+                None => name.strip_suffix("_scale").map(str::to_owned),
+            },
         }
     }
 
     fn is_quantised(self, dtype: Dtype) -> bool {
         match self {
             Self::Mxfp4 => dtype == Dtype::U8,
-            Self::BlockFp8 { .. } => dtype == Dtype::F8_E4M3,
+            Self::BlockFp8 { .. } | Self::StaticFp8 => dtype == Dtype::F8_E4M3,
         }
     }
 
@@ -153,6 +163,7 @@ impl Dequantised {
                 let scales = self.inner.get(&scales)?;
                 fp8::dequantise(raw, scales.shape(), &scales.to_f32(), [rows, cols])
             }
+            Format::StaticFp8 => fp8::codes(raw),
         };
         let (shape, bytes) = made.map_err(|what| {
             let what = format!(
@@ -175,9 +186,45 @@ impl Dequantised {
 impl Checkpoint for Dequantised {
     fn get(&self, name: &str) -> Result<Weight, LoadError> {
         match self.quantised(name) {
+            Some(raw) if self.format == Format::StaticFp8 => Err(LoadError::NotSupported {
+                path: raw.path.to_owned(),
+                what: format!("tensor '{name}' in fp8 with a static input scale"),
+                supported: "the output projection of softmax attention in that form, all other layers in BF16, F16 or \
+                            F32 (ignored_layers)"
+                    .into(),
+            }),
             Some(raw) if !self.is_scale(name) => self.dequantise(name, &raw),
             _ => self.inner.get(name),
         }
+    }
+
+    fn static_fp8(&self, name: &str) -> Result<Option<StaticFp8>, LoadError> {
+        let Some(raw) = self.quantised(name).filter(|_| self.format == Format::StaticFp8) else {
+            return Ok(None);
+        };
+        let scale = |of: String| {
+            let all = self.inner.names();
+            let there = self.inner.contains(&of);
+            let found = if there {
+                self.inner.get(&of)?
+            } else {
+                return Err(missing_tensor(raw.path, &of, all.into_iter()));
+            };
+            match found.to_f32()[..] {
+                [s] if s.is_finite() && s > 0.0 => Ok(s),
+                _ => {
+                    let what =
+                        format!("tensor '{of}' of shape {:?} is not one positive number", found.shape());
+                    Err(LoadError::damaged(raw.path, self.format.name(), what))
+                }
+            }
+        };
+        let module = name.strip_suffix("weight").unwrap_or(name);
+        Ok(Some(StaticFp8 {
+            weight_scale: scale(format!("{name}_scale"))?,
+            input_scale: scale(format!("{module}input_scale"))?,
+            codes: self.dequantise(name, &raw)?,
+        }))
     }
 
     fn contains(&self, name: &str) -> bool {

@@ -5,9 +5,15 @@ use super::{
     kernels::{Kernels, wrong_kind},
     step::Step,
 };
-use crate::models::{ModelError, ModelPlan, load::Loader, plan::AttentionPlan};
-use headway_attention::{AttentionArgs, AttnLayer, DynAttention, KvPool, LayerArgs, LayerKernel, Qkv};
-use headway_tensor::{Linear, RopeStyle, Tensor};
+use crate::models::{
+    ModelError, ModelPlan,
+    load::{CodedInput, Loader},
+    plan::AttentionPlan,
+};
+use headway_attention::{
+    AttentionArgs, AttnLayer, DynAttention, KvPool, LayerArgs, LayerKernel, Qkv, QuantisedOut,
+};
+use headway_tensor::{Linear, RopeStyle, RowQuant, Tensor, TensorMut};
 use std::{ops::Range, sync::Arc};
 
 struct QkNorm {
@@ -21,6 +27,8 @@ pub(super) struct Attention {
     kernel: Box<dyn DynAttention>,
     qkv: Arc<dyn Linear>,
     o: Arc<dyn Linear>,
+    /// The projection takes codes; the kernel writes them itself, or they are made of its output.
+    coded: Option<(CodedInput, bool)>,
     qk_norm: Option<QkNorm>,
     /// A weight of ones, where values are normed without one.
     v_norm: Option<Tensor>,
@@ -70,11 +78,15 @@ impl Attention {
                 Some(QkNorm { q: loader.norm(&n.q, q)?, k, per_head: n.per_head })
             }
         };
+        let qkv = loader.linear(&a.qkv)?;
+        let (o, coded) = loader.output(&a.o)?;
+        let coded = coded.map(|c| (c, (kernels.fuses)(layer, &c.quant, a.head_size)));
         Ok(Self {
             layer,
             kernel,
-            qkv: loader.linear(&a.qkv)?,
-            o: loader.linear(&a.o)?,
+            qkv,
+            o,
+            coded,
             qk_norm,
             v_norm: a.v_norm.then(|| loader.ones(a.head_size)).transpose()?,
             own_kv_heads: if a.shares_cache_of.is_some() { 0 } else { a.num_kv_heads },
@@ -146,9 +158,26 @@ impl Attention {
             k: if shares { none()? } else { own(k)? },
             v: if shares { none()? } else { own(v)? },
         };
-        let out = b.heads.view_mut_as(&[s.n, self.num_heads, self.head_size])?;
-        let entry = s.metadata.layer(self.layer)?;
-        self.kernel.run(s.ops, &x, &mut kv.layer(self.layer)?, entry, out)?;
-        s.project_out(b, &*self.o, self.output_scale)
+        let (entry, cache) = (s.metadata.layer(self.layer)?, &mut kv.layer(self.layer)?);
+        let heads = [s.n, self.num_heads, self.head_size];
+        let Some((CodedInput { quant, factor }, fused)) = self.coded else {
+            self.kernel.run(s.ops, &x, cache, entry, b.heads.view_mut_as(&heads)?)?;
+            return s.project_out(b, &*self.o, self.output_scale);
+        };
+        if fused {
+            let scales = TensorMut::from_host::<f32>(&mut [], &[s.n, self.num_heads, 0])?;
+            let out = QuantisedOut { quant, codes: b.codes.view_mut_as(&heads)?, scales };
+            self.kernel.run_quantised(s.ops, &x, cache, entry, out)?;
+        } else {
+            self.kernel.run(s.ops, &x, cache, entry, b.heads.view_mut_as(&heads)?)?;
+            let rows = [s.n, self.o.in_features()];
+            s.ops.quantise_rows(&quant, b.heads.view_as(&rows)?, b.codes.view_mut_as(&rows)?)?;
+        }
+        s.project_codes(b, &*self.o, factor * self.output_scale)
+    }
+
+    /// How the projection's input is quantised, and whether the kernel does it.
+    pub fn coded_output(&self) -> Option<(RowQuant, bool)> {
+        self.coded.map(|(c, fused)| (c.quant, fused))
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Buffers {
     pub queries: Tensor,
     /// What a mixer's kernel writes.
     pub heads: Tensor,
+    /// The same as e4m3 codes, where an output projection takes them; no rows otherwise.
+    pub codes: Tensor,
     pub gate_up: Tensor,
     pub gated: Tensor,
     /// Logits of experts.
@@ -101,7 +103,8 @@ impl Widths {
 }
 
 impl Buffers {
-    pub fn new(ops: &dyn Ops, plan: &ModelPlan, limits: StepLimits) -> Result<Self, ModelError> {
+    /// `coded`: some output projection takes codes.
+    pub fn new(ops: &dyn Ops, plan: &ModelPlan, limits: StepLimits, coded: bool) -> Result<Self, ModelError> {
         let zeros = |rows, width| Tensor::zeros(ops, DType::F32, &[rows, width]);
         let (n, h, w) = (limits.max_num_tokens, plan.hidden_size, Widths::of(plan));
         let beside = if plan.layers.iter().any(|l| l.mixers.len() > 1) { n } else { 0 };
@@ -116,6 +119,7 @@ impl Buffers {
             qkv: zeros(n, w.qkv)?,
             queries: zeros(n, w.queries)?,
             heads: zeros(n, w.heads)?,
+            codes: Tensor::zeros(ops, DType::F8E4M3, &[if coded { n } else { 0 }, w.heads])?,
             gate_up: zeros(n, w.gate_up)?,
             gated: zeros(n, w.gated)?,
             router: zeros(n, w.router)?,
@@ -138,6 +142,7 @@ impl Buffers {
             &self.qkv,
             &self.queries,
             &self.heads,
+            &self.codes,
             &self.gate_up,
             &self.gated,
             &self.router,

@@ -2,7 +2,7 @@
 
 use crate::models::ModelError;
 use headway_attention::{AttnLayer, LayerArgs, LayerKernel};
-use headway_tensor::DType;
+use headway_tensor::{DType, RowQuant};
 
 /// Makes impls.
 pub struct Kernels<'a> {
@@ -10,6 +10,8 @@ pub struct Kernels<'a> {
     pub activations: DType,
     /// Element type of the KV cache.
     pub kv_cache_dtype: DType,
+    /// Whether a layer's backend writes outputs of heads of so many elements as codes itself.
+    pub fuses: &'a dyn Fn(AttnLayer, &RowQuant, usize) -> bool,
     /// The impl of a layer, for its numbers.
     pub make: &'a mut dyn FnMut(AttnLayer, &LayerArgs<'_>) -> Result<LayerKernel, ModelError>,
 }

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::models::{ModelError, ModelPlan, load::Loader, plan::MixerPlan};
 use headway_attention::{AttnLayer, KvPool};
+use headway_tensor::RowQuant;
 
 pub(super) enum Mixer {
     Attention(Attention),
@@ -28,6 +29,14 @@ impl Mixer {
             MixerPlan::Cross(a) => Self::Cross(Cross::load(loader, a, layer, kernels)?),
             MixerPlan::StateSpace(m) => Self::StateSpace(StateSpace::load(loader, m, layer, kernels)?),
         })
+    }
+
+    /// How its output projection's input is quantised, and whether the kernel does it.
+    pub fn coded_output(&self) -> Option<(RowQuant, bool)> {
+        match self {
+            Self::Attention(a) => a.coded_output(),
+            Self::Mla(_) | Self::StateSpace(_) | Self::Cross(_) => None,
+        }
     }
 
     /// From the layer's input (`normed` says which) to `mixed`.

@@ -27,7 +27,7 @@ use buffers::Buffers;
 use embedding::{LayerNorm, Positions};
 use feed_forward::FeedForward;
 use headway_attention::{AttnLayer, KvPool, StepMetadata};
-use headway_tensor::{Linear, Ops, Tensor, TensorMut, View};
+use headway_tensor::{Linear, Ops, RowQuant, Tensor, TensorMut, View};
 use mixer::Mixer;
 use per_layer::{PerLayerBlock, PerLayerInputs};
 use std::{
@@ -159,7 +159,8 @@ impl Decoder {
         let layers = Layer::load_all(&loader, &plan, &plan.layers, &mut next, &mut kernels, &mut progress)?;
         let taken = loader.taken.get();
         let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
-        let buffers = Buffers::new(ops, &plan, limits)?;
+        let coded = layers.iter().any(|l| l.mixers.iter().any(|m| m.coded_output().is_some()));
+        let buffers = Buffers::new(ops, &plan, limits, coded)?;
         Ok(Self {
             plan,
             embedding,
@@ -190,6 +191,14 @@ impl Decoder {
     /// What the device holds of the weights in a form of its own, and how long that took.
     pub fn taken(&self) -> Taken {
         self.taken
+    }
+
+    /// Each layer whose output projection takes codes: its index, the rule, and whether its kernel writes them itself.
+    pub fn coded_outputs(&self) -> impl Iterator<Item = (usize, RowQuant, bool)> + '_ {
+        let of = |(i, l): (usize, &'_ Layer)| {
+            l.mixers.iter().filter_map(move |m| m.coded_output().map(|(q, f)| (i, q, f))).collect::<Vec<_>>()
+        };
+        self.layers.iter().enumerate().flat_map(of)
     }
 
     /// Bytes of the activation buffers.

@@ -39,6 +39,13 @@ impl Step<'_> {
         self.scale(b, factor)
     }
 
+    /// As [`Step::project_out`], from `codes`.
+    pub fn project_codes(&self, b: &mut Buffers, from: &dyn Linear, factor: f32) -> Result<(), ModelError> {
+        let x = b.codes.view_as(&[self.n, from.in_features()])?;
+        self.ops.linear(from, x, b.mixed.view_mut_as(&[self.n, self.hidden])?)?;
+        self.scale(b, factor)
+    }
+
     /// Adds a block's output (normed first, where the plan says so) to the residual stream, and norms
     /// the stream for the next block where that one reads it normed.
     pub fn join(

@@ -9,7 +9,7 @@ use super::{
 use crate::loading::Checkpoint;
 use half::{bf16, f16};
 use headway_tensor::{
-    DType, Linear, LinearPart, Ops, Persistent, SharedBytes, Tensor, View, Weight, WeightType,
+    DType, Linear, LinearPart, Ops, Persistent, RowQuant, SharedBytes, Tensor, View, Weight, WeightType,
 };
 use std::{
     cell::{Cell, RefCell},
@@ -28,6 +28,15 @@ pub enum WeightDType {
     /// dequantises them and computes in float32. Types narrower than float32 stay as they are under
     /// float32, since widening them is exact.
     As(DType),
+}
+
+/// How a linear layer's input becomes codes, and what makes its output of their product with the weight's codes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct CodedInput {
+    /// The rule.
+    pub quant: RowQuant,
+    /// Input scale times weight scale.
+    pub factor: f32,
 }
 
 /// What the device took of the weights.
@@ -89,6 +98,32 @@ impl Loader<'_> {
     /// A linear layer of one or more tensors, each of the width that the plan says.
     pub fn linear(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
         self.take(plan, self.compute())
+    }
+
+    /// The output projection of softmax attention, and how its input is quantised where the checkpoint has a scale for it.
+    pub fn output(&self, plan: &LinearPlan) -> Result<(Arc<dyn Linear>, Option<CodedInput>), ModelError> {
+        let [part] = &plan.parts[..] else { return Ok((self.linear(plan)?, None)) };
+        let Some(w) = self.checkpoint.static_fp8(&part.weight)? else {
+            return Ok((self.linear(plan)?, None));
+        };
+        let (file, name) = (self.checkpoint.describe(), part.weight.clone());
+        let expected = vec![part.out_features, plan.in_features];
+        if w.codes.shape() != expected {
+            return Err(ModelError::WrongShape { file, name, found: w.codes.shape().to_vec(), expected });
+        }
+        if let Some(bias) = &part.bias {
+            return Err(ModelError::Unsupported {
+                file,
+                what: format!("the bias '{bias}' of an output projection in fp8 with static scales"),
+                remedy: "such projections without a bias are".into(),
+            });
+        }
+        self.used.borrow_mut().insert(name);
+        let start = Instant::now();
+        let layer = self.ops.load_linear(vec![LinearPart { weight: w.codes, bias: None }], self.compute())?;
+        self.took(layer.bytes(), start);
+        let quant = RowQuant::E4m3 { scale: w.input_scale };
+        Ok((layer, Some(CodedInput { quant, factor: w.input_scale * w.weight_scale })))
     }
 
     /// A table whose rows are looked up and never multiplied: nothing is packed.

@@ -2,6 +2,8 @@
 //! prompts that aren't causal, through the engine against the whole model in float64; in chunks, batches and with cached
 //! prefixes bit by bit; and what is refused.
 
+#![expect(clippy::single_range_in_vec_init, reason = "a list of one range of a prompt is meant")]
+
 mod support;
 
 use headway_engine::{

@@ -1,5 +1,6 @@
 //! Tensors of the files that a loaded model never asked for. A layer too many means that config and
-//! weights don't belong together: answers would be nonsense. Anything else is reported.
+//! weights don't belong together: answers would be nonsense. Anything else is reported, but for what every published file of
+//! its kind has: the dense layer behind an encoder's first token (`pooler`), which pooled embeddings don't go through.
 
 use super::{ModelError, ModelPlan};
 use crate::loading::Checkpoint;
@@ -20,7 +21,8 @@ pub(super) fn unused(
 ) -> Result<Vec<String>, ModelError> {
     let mut left = vec![];
     for name in checkpoint.names() {
-        if used.contains(name) || DERIVED.iter().any(|d| name.ends_with(d)) {
+        let of_training = plan.pooling.is_some() && name.split('.').any(|part| part == "pooler");
+        if used.contains(name) || of_training || DERIVED.iter().any(|d| name.ends_with(d)) {
             continue;
         }
         if layer_of(name).is_some_and(|layer| layer >= plan.layers.len() + plan.drafting_layers) {

@@ -159,7 +159,7 @@ fn configs_that_can_not_be() {
         ("max_position_embeddings", json!(0), "max_position_embeddings is 0"),
         ("max_position_embeddings", json!((1u64 << 31) - 1), "--max-model-len 2147483647 needs"),
         ("rms_norm_eps", json!(-1), "rms_norm_eps is -1"),
-        ("rope_theta", json!(0), "theta 0"),
+        ("rope_theta", json!(0), "rope_theta is 0; a number above 0 is needed"),
         ("rope_scaling", json!(5), "rope_scaling is 5"),
         ("rope_scaling", json!({"type": "ntk", "factor": 2}), "rope scaling of type ntk is not supported"),
         ("rope_scaling", json!({"type": "yarn"}), "rope_scaling.factor is missing for type yarn"),

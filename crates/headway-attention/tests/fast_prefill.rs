@@ -1,5 +1,7 @@
 //! The batch of a group that computes only the tokens whose logits are needed.
 
+#![expect(clippy::single_range_in_vec_init, reason = "a list of one range of a prompt is meant")]
+
 mod support;
 
 use headway_attention::{step::fast_prefill::FastPrefill, *};

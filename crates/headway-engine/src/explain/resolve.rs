@@ -6,7 +6,9 @@ use crate::{
     runner::{
         StartupError, StartupReport,
         block_size::{self, BlockSizes},
-        capacity, speculation,
+        capacity,
+        needs::refuse_unused,
+        speculation,
     },
 };
 use headway_attention::{
@@ -78,6 +80,11 @@ pub fn resolve(model: &ModelNeeds, query: &Query, contenders: &Contenders) -> Ou
                 return fails(report, e, Verdict::NoBackend, picks);
             }
         };
+    if let (Contenders::Own(registry), Some(name)) = (contenders, &query.request.backend)
+        && let Err(e) = refuse_unused(registry, name, &needs)
+    {
+        return fails(report, e.to_string(), Verdict::Fails, picks);
+    }
     let refused = model.refused.as_ref().filter(|_| matches!(contenders, Contenders::Own(_)));
     match plan(model, query, &selections) {
         Ok(p) => {

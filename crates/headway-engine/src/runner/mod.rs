@@ -11,7 +11,7 @@ pub mod limits;
 pub mod memory;
 pub mod micro_batches;
 pub mod model_runner;
-mod needs;
+pub(crate) mod needs;
 pub(crate) mod present;
 pub mod report;
 pub(crate) mod speculation;

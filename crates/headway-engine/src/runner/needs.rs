@@ -7,6 +7,7 @@ use crate::{
 };
 use headway_attention::{
     LayerNeed, Registry,
+    process::rules::KindTag,
     process::{
         rules::KvCacheDType,
         select::{BackendRequest, Selection, select},
@@ -87,6 +88,9 @@ pub fn select_backends(
             });
         }
     }
+    if let Some(name) = &options.attention_backend {
+        refuse_unused(registry, name, needs)?;
+    }
     let mut asked: Vec<(&LayerNeed, Selection)> = vec![];
     needs
         .iter()
@@ -102,6 +106,31 @@ pub fn select_backends(
             Ok(s)
         })
         .collect()
+}
+
+/// A backend that is asked for every layer that attends, of a model without such layers.
+///
+/// # Errors
+/// An unknown name; a backend that no layer was asked to take and that isn't for states, which choose their own.
+pub(crate) fn refuse_unused(
+    registry: &Registry,
+    name: &str,
+    needs: &[LayerNeed],
+) -> Result<(), StartupError> {
+    let rules = registry.get(name)?.rules();
+    let states = !needs.is_empty() && needs.iter().all(|n| n.kind == KindTag::StateSpace);
+    match states && rules.kind != KindTag::StateSpace {
+        true => Err(StartupError::Option {
+            option: "--attention-backend",
+            value: name.to_owned(),
+            why: format!(
+                "{} is a backend for {}, and every layer of this model keeps a state; leave the option out",
+                rules.name,
+                rules.kind.name()
+            ),
+        }),
+        false => Ok(()),
+    }
 }
 
 /// The error to show where it is the block size alone that no backend takes.

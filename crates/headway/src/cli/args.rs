@@ -253,7 +253,8 @@ pub struct EngineArgs {
     #[arg(long, env = "HEADWAY_MICRO_BATCH_PREFILL_TOKENS", value_name = "N", value_parser = parse::at_least_one)]
     pub micro_batch_prefill_tokens: Option<usize>,
     /// The most tokens to draft for a request in a step: what followed when its last tokens came before.
-    /// The answers stay the same, and come sooner where they repeat the prompt or themselves. [default: 0]
+    /// The answers stay the same, and come sooner where they repeat the prompt or themselves; with latent attention
+    /// (MLA) over a rounded cache that holds with --batch-invariant or --kv-cache-dtype float32. [default: 0]
     #[arg(long, env = "HEADWAY_SPECULATIVE_TOKENS", value_name = "N", value_parser = parse::whole::<usize>)]
     pub speculative_tokens: Option<usize>,
     /// The fewest last tokens that must have come before for a draft. [default: 3]

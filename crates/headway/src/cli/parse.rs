@@ -125,10 +125,23 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// A number of requests that a measurement can hold at a time.
 pub fn requests(text: &str) -> Result<usize, String> {
-    const MOST: usize = 1 << 16;
+    up_to(text, 1 << 16)
+}
+
+/// Tokens of a measurement's prompt or answer.
+pub fn tokens(text: &str) -> Result<usize, String> {
+    up_to(text, 1 << 24)
+}
+
+/// KV cache groups of a measurement.
+pub fn groups(text: &str) -> Result<usize, String> {
+    up_to(text, 32)
+}
+
+fn up_to(text: &str, most: usize) -> Result<usize, String> {
     match text.parse() {
-        Ok(n) if (1..=MOST).contains(&n) => Ok(n),
-        _ => Err(format!("give a whole number from 1 to {MOST}")),
+        Ok(n) if (1..=most).contains(&n) => Ok(n),
+        _ => Err(format!("give a whole number from 1 to {most}")),
     }
 }
 

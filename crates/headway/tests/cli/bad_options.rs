@@ -1,6 +1,7 @@
 //! Options and prompts that can't be: one line each, naming the option.
 
 use super::support::{Copy, file, finish, generate, headway, llama, run, without_tokenizer};
+use headway_testkit::testdata;
 use serde_json::json;
 
 #[test]
@@ -179,4 +180,29 @@ fn configuration_files_are_read_to_the_letter() {
     let (_dir, path) = file("config.toml", b"[backend.CPU_ATTN]\n");
     let args = ["--config", path.to_str().unwrap(), "--max-tokens", "1", "hello"];
     generate(&llama(), &args).fine();
+}
+
+#[test]
+fn a_backend_that_no_layer_of_a_model_of_states_takes() {
+    let mamba = testdata::model_dir("tiny-mamba2").unwrap();
+    for (name, words) in [("CPU_ATTN", "every layer of this model keeps a state"), ("NOPE", "NOPE")] {
+        let asked = ["--attention-backend", name, "--prompt-ids", "5"];
+        finish(headway().args(["generate", "--model"]).arg(&mamba).args(asked)).refused(&[words]);
+        let told = finish(headway().arg("explain").arg(&mamba).args(&asked[..2]));
+        assert!(told.code == Some(1) && told.err.contains(words), "{}", told.err);
+    }
+    let own = ["--attention-backend", "MAMBA2_ATTN", "--prompt-ids", "5", "--max-tokens", "1"];
+    finish(headway().args(["generate", "--model"]).arg(&mamba).args(own)).fine();
+}
+
+#[test]
+fn measurements_of_sizes_that_nothing_holds() {
+    let huge = u64::MAX.to_string();
+    for option in ["--prompt-len", "--output-len", "--concurrency", "--num-requests"] {
+        let args = ["bench", "engine", option, &huge, "--model"];
+        finish(headway().args(args).arg(llama())).refused(&[option, "a whole number from 1 to"]);
+    }
+    for (option, n) in [("--requests", "100000000"), ("--groups", "33"), ("--requests", &*huge)] {
+        run(["bench", "builder", option, n]).refused(&[option, "a whole number from 1 to"]);
+    }
 }

@@ -118,6 +118,17 @@ impl<'a> ConfigReader<'a> {
         }
     }
 
+    /// A soft cap, `cap · tanh(x / cap)`, where given.
+    pub fn opt_cap(&self, field: &str) -> Result<Option<f32>, ModelError> {
+        match self.opt_f64(field)? {
+            // Below that the division overflows.
+            Some(x) if x < 1e-3 => {
+                Err(self.error(field, format!("is {x}; a number of at least 0.001 is needed, or null")))
+            }
+            x => Ok(x.map(|x| x as f32)),
+        }
+    }
+
     /// A flag, false where not given.
     pub fn flag(&self, field: &str) -> Result<bool, ModelError> {
         match self.get(field) {
@@ -315,5 +326,22 @@ impl<'a> ConfigReader<'a> {
                 .unwrap_or_else(|| Yarn::default_attention_factor(factor, mscale, all)),
             mscale_all_dim: all,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_soft_cap_is_a_number_that_can_be_divided_by() {
+        let of = |v: Value| {
+            ConfigReader::new("config.json", &json!({"cap": v})).opt_cap("cap").map_err(|e| e.to_string())
+        };
+        assert_eq!((of(json!(30.0)), of(Value::Null)), (Ok(Some(30.0)), Ok(None)));
+        for v in [json!(0), json!(1e-30), json!(-1)] {
+            assert!(of(v).unwrap_err().contains("cap is"));
+        }
     }
 }

@@ -163,7 +163,7 @@ fn gemma(
     let mut plan = model(c, s, ropes, layers, true)?;
     plan.final_norm.iter_mut().for_each(|n| n.offset = 1.0);
     plan.embedding_scale = (s.hidden as f64).sqrt() as f32;
-    plan.final_logit_soft_cap = c.opt_f64("final_logit_softcapping")?.map(|x| x as f32);
+    plan.final_logit_soft_cap = c.opt_cap("final_logit_softcapping")?;
     Ok(plan)
 }
 

@@ -65,7 +65,7 @@ pub(super) fn gemma4(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let all = (0..s.layers).map(layer).collect::<Result<_, _>>()?;
     let mut plan = model(c, &s, ropes(c, &layers)?, all, true)?;
     plan.embedding_scale = (s.hidden as f64).sqrt() as f32;
-    plan.final_logit_soft_cap = c.opt_f64("final_logit_softcapping")?.map(|x| x as f32);
+    plan.final_logit_soft_cap = c.opt_cap("final_logit_softcapping")?;
     if per_layer > 0 {
         plan.per_layer_inputs = Some(inputs(c, &s, per_layer)?);
     }

@@ -28,6 +28,13 @@ impl MaskPlan {
         if *self == Self::default() {
             return None;
         }
+        // An encoder's attention is what its architecture says.
+        if plan.pooling.is_some() {
+            return (self.mm_prefix || self.rswa_window.is_some()).then_some((
+                "is_mm_prefix_lm or rswa_window in an encoder",
+                "leave them out: every token sees every other",
+            ));
+        }
         let mut mixers = plan.mixers().map(|(_, m)| m);
         if !mixers.all(|m| matches!(m, MixerPlan::Attention(_))) {
             let what =

@@ -86,14 +86,14 @@ struct AttentionArgs {
 
 #[derive(Args, Debug)]
 struct BuilderArgs {
-    /// The backend to measure. [default: the first of this build]
+    /// The backend to measure, one for attention over keys and values. [default: the first of this build]
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// Requests in the step; several separated by commas.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,256,1024", value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,256,1024", value_parser = parse::requests)]
     requests: Vec<usize>,
     /// KV cache groups; several separated by commas.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,5", value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,5", value_parser = parse::groups)]
     groups: Vec<usize>,
     /// Worker threads that the plan is made for. [default: all]
     #[arg(long, value_name = "N", value_parser = parse::at_least_one)]
@@ -106,10 +106,10 @@ struct BuilderArgs {
 #[derive(Args, Debug)]
 struct EngineBenchArgs {
     /// Tokens of each prompt.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = parse::tokens)]
     prompt_len: usize,
     /// Tokens of each answer.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse::tokens)]
     output_len: usize,
     /// Requests at a time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse::requests)]

@@ -209,12 +209,23 @@ impl Plan {
         let (step, group, heads) = (shape.tile_tokens(), shape.group(), shape.num_kv_heads as u64);
         // Many short requests are the usual step: one pass plans them, unless an item comes out too long.
         let (mut total, mut largest, mut in_one_pass) = (0, 0, true);
+        let plain = masks.rswa_window.is_none() && masks.spans.is_none();
         for mut r in requests {
+            if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
+                return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
+            }
             if masks.rswa_window.is_none() {
                 r.prefix = 0;
             }
-            if r.first_row != self.rows || r.q_len >= u32::MAX as usize || r.seq_len >= u32::MAX as usize {
-                return Err(format!("request {} begins at row {}", self.requests.len(), r.first_row));
+            if plain && in_one_pass && r.q_len == 1 {
+                let tile = Tile::of_decode(&r, group, window);
+                total += tile.cost;
+                largest = largest.max(tile.cost);
+                self.items.push(Item::whole(self.requests.len(), tile, shape));
+                self.rows += 1;
+                self.most_keys = self.most_keys.max(r.seq_len);
+                self.requests.push(r);
+                continue;
             }
             if let Some(spans) = masks.spans {
                 let of = spans.get(self.requests.len()).map_or(&[][..], Vec::as_slice);
@@ -223,10 +234,7 @@ impl Plan {
             let sight = Sight::new(&r, window, spans_of(&self.spans, self.requests.len() as u32));
             in_one_pass &= r.q_len <= step;
             if in_one_pass && r.q_len > 0 {
-                let tile = match r.q_len {
-                    1 if sight.is_plain() => Tile::of_decode(&r, group, window),
-                    n => Tile::new(&sight, 0..n, group),
-                };
+                let tile = Tile::new(&sight, 0..r.q_len, group);
                 total += tile.cost;
                 largest = largest.max(tile.cost);
                 self.items.push(Item::whole(self.requests.len(), tile, shape));

@@ -111,12 +111,6 @@ impl<'a> Sight<'a> {
         Self { request, window, spans }
     }
 
-    /// Whether causality and a window are all there is.
-    #[inline]
-    pub(super) fn is_plain(&self) -> bool {
-        self.spans.is_empty() && self.request.prefix == 0
-    }
-
     /// What new token `row` sees.
     #[inline]
     pub(super) fn of(&self, row: usize) -> Seen {

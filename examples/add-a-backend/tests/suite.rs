@@ -17,8 +17,10 @@ fn registry() -> Registry {
 fn every_yes_has_a_run_behind_it() {
     let exec = CpuExec::new(CpuOptions::default()).expect("a CPU");
     let backend = registry().get("DAMPED_ATTN").expect("registered").clone();
+    // The suite runs decoders; encoders and cross-attention, which CPU_ATTN's rule book has too, it does not.
+    let waived = ["Encoder", "EncoderOnly", "EncoderDecoder"].map(|t| format!("attention type {t}")).to_vec();
     // Every eighth cell of the grid takes some seconds; `every: 1` runs them all.
-    let report = run_suite(&*backend, &exec, &SuiteConfig { every: 8, ..SuiteConfig::default() });
+    let report = run_suite(&*backend, &exec, &SuiteConfig { every: 8, waived, ..SuiteConfig::default() });
     assert!(report.ok(), "{report}");
 }
 

@@ -10,7 +10,7 @@ use headway_testkit::{
     golden::{
         self,
         check::Compute,
-        walk::{self, Generates, Table},
+        walk::{Generates, Table},
     },
     testdata,
 };
@@ -21,13 +21,7 @@ use support::{UnderTest, options};
 const MODEL: &str = "tiny-bart";
 
 fn walk(compute: Compute, way: &str, options: &EngineOptions) -> Table {
-    let mut table = walk::all_tiny(compute, way, |golden, dir| {
-        let ours = golden.model.name == MODEL;
-        ours.then(|| UnderTest::open(dir, options).map(|e| Box::new(e) as Box<dyn Generates>)).transpose()
-    })
-    .unwrap();
-    table.not_run.clear();
-    table
+    support::walk_of(MODEL, compute, way, options)
 }
 
 #[test]

@@ -47,12 +47,7 @@ fn a_row_is_the_same_in_any_company() {
             // The rows up to some position, in a chunk of some size, among some others.
             let upto = rng.between(1, len);
             let new = if rng.chance(0.5) { 1 } else { rng.between(1, upto) };
-            let mut reqs: Vec<Req> = (0..rng.below(4))
-                .map(|_| {
-                    let n = rng.between(1, 600);
-                    Req::new(n, if rng.chance(0.7) { 1 } else { n })
-                })
-                .collect();
+            let mut reqs = Req::company(&mut rng);
             let index = rng.below(reqs.len() + 1);
             reqs.insert(index, Req { len: upto, new, ..whole });
             let (got, split) = rows(&l, isa, rng.between(1, 5), &reqs, index, &mut rng);

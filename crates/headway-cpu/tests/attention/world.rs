@@ -23,6 +23,15 @@ pub struct Req {
 }
 
 impl Req {
+    /// Up to three others, most of them decodes.
+    pub fn company(rng: &mut Rng) -> Vec<Self> {
+        let one = |rng: &mut Rng| {
+            let n = rng.between(1, 600);
+            Self::new(n, if rng.chance(0.7) { 1 } else { n })
+        };
+        (0..rng.below(4)).map(|_| one(rng)).collect()
+    }
+
     pub fn new(len: usize, new: usize) -> Self {
         Self { len, new, causal: true, seed: (len * 4099 + new) as u64 }
     }

@@ -10,7 +10,10 @@ use headway_engine::{
     sources::{self, FetchOptions, ModelSpec, NoProgress},
 };
 use headway_testkit::{
-    golden::walk::{Generated, Generates, Prompt},
+    golden::{
+        check::Compute,
+        walk::{self, Generated, Generates, Prompt, Table},
+    },
     testdata,
 };
 use std::{
@@ -18,6 +21,17 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
+
+/// The golden of one tiny model, alone and batched.
+pub fn walk_of(model: &str, compute: Compute, way: &str, options: &EngineOptions) -> Table {
+    let mut table = walk::all_tiny(compute, way, |golden, dir| {
+        let ours = golden.model.name == model;
+        ours.then(|| UnderTest::open(dir, options).map(|e| Box::new(e) as Box<dyn Generates>)).transpose()
+    })
+    .unwrap();
+    table.not_run.clear();
+    table
+}
 
 /// An engine that remembers the first logits of each request.
 pub struct UnderTest {

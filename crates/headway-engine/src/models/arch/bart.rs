@@ -139,20 +139,12 @@ impl Stack {
         let head_size = h / self.heads;
         MixerPlan::Attention(AttentionPlan {
             attn_type,
-            num_heads: self.heads,
-            num_kv_heads: self.heads,
-            head_size,
-            scale: (head_size as f64).powf(-0.5) as f32,
-            qkv: self.linear(&module, &[".q_proj", ".k_proj", ".v_proj"], h, h),
-            o: self.linear(&module, &[".out_proj"], h, h),
-            qk_norm: None,
-            v_norm: false,
-            rope: None,
-            sliding_window: None,
-            logit_soft_cap: None,
-            sinks: None,
-            shares_cache_of: None,
-            output_scale: 1.0,
+            ..AttentionPlan::plain(
+                (self.heads, self.heads),
+                head_size,
+                self.linear(&module, &[".q_proj", ".k_proj", ".v_proj"], h, h),
+                self.linear(&module, &[".out_proj"], h, h),
+            )
         })
     }
 

@@ -104,20 +104,12 @@ fn layer(name: &str, s: &Sizes) -> LayerPlan {
     LayerPlan {
         mixers: vec![MixerPlan::Attention(AttentionPlan {
             attn_type: AttnType::EncoderOnly,
-            num_heads: s.heads,
-            num_kv_heads: s.heads,
-            head_size,
-            scale: (head_size as f64).powf(-0.5) as f32,
-            qkv: LinearPlan::stacked(qkv, s.hidden),
-            o: one("attention.output.dense", s.hidden, s.hidden),
-            qk_norm: None,
-            v_norm: false,
-            rope: None,
-            sliding_window: None,
-            logit_soft_cap: None,
-            sinks: None,
-            shares_cache_of: None,
-            output_scale: 1.0,
+            ..AttentionPlan::plain(
+                (s.heads, s.heads),
+                head_size,
+                LinearPlan::stacked(qkv, s.hidden),
+                one("attention.output.dense", s.hidden, s.hidden),
+            )
         })],
         after_mixer_norm: Some(norm(&format!("{name}.attention.output"))),
         feed_forward: Some(FeedForwardPlan::Plain {

@@ -11,7 +11,6 @@ use crate::{
         rope::{RopePlan, RopeScaling},
     },
 };
-use headway_attention::process::rules::AttnType;
 use headway_tensor::{Activation, RopeStyle, RouterScores, Routing};
 
 /// Values of `general.architecture` with a translator.
@@ -168,21 +167,13 @@ impl<'a> Header<'a> {
         let (q, kv) = (self.heads * self.head_size, self.kv_heads * self.head_size);
         let qkv = [("attn_q", q), ("attn_k", kv), ("attn_v", kv)];
         AttentionPlan {
-            attn_type: AttnType::Decoder,
-            num_heads: self.heads,
-            num_kv_heads: self.kv_heads,
-            head_size: self.head_size,
-            scale: (self.head_size as f64).powf(-0.5) as f32,
-            qkv: LinearPlan::stacked(qkv.map(part), self.hidden),
-            o: LinearPlan::single(format!("blk.{layer}.attn_output.weight"), None, q, self.hidden),
-            qk_norm: None,
-            v_norm: false,
             rope: Some(0),
-            sliding_window: None,
-            logit_soft_cap: None,
-            sinks: None,
-            shares_cache_of: None,
-            output_scale: 1.0,
+            ..AttentionPlan::plain(
+                (self.heads, self.kv_heads),
+                self.head_size,
+                LinearPlan::stacked(qkv.map(part), self.hidden),
+                LinearPlan::single(format!("blk.{layer}.attn_output.weight"), None, q, self.hidden),
+            )
         }
     }
 

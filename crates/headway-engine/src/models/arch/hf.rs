@@ -10,7 +10,6 @@ use crate::models::{
     },
     rope::RopePlan,
 };
-use headway_attention::process::rules::AttnType;
 use headway_tensor::Activation;
 
 /// The sizes that every decoder config states.
@@ -192,21 +191,13 @@ impl Names {
     /// Attention with separate projections and nothing special.
     pub(super) fn attention(&self, s: &Sizes, qkv_bias: bool, o_bias: bool) -> AttentionPlan {
         AttentionPlan {
-            attn_type: AttnType::Decoder,
-            num_heads: s.heads,
-            num_kv_heads: s.kv_heads,
-            head_size: s.head_size,
-            scale: s.default_scale(),
-            qkv: self.qkv(s, qkv_bias),
-            o: self.o(s, o_bias),
-            qk_norm: None,
-            v_norm: false,
             rope: Some(0),
-            sliding_window: None,
-            logit_soft_cap: None,
-            sinks: None,
-            shares_cache_of: None,
-            output_scale: 1.0,
+            ..AttentionPlan::plain(
+                (s.heads, s.kv_heads),
+                s.head_size,
+                self.qkv(s, qkv_bias),
+                self.o(s, o_bias),
+            )
         }
     }
 }

@@ -271,19 +271,9 @@ impl Decoder {
         kv: &mut KvPool,
     ) -> Result<(), ModelError> {
         let encoded = self.run_encoder(ops, input, step, kv)?;
-        let s = Step {
-            encoded,
-            ops,
-            n: input.token_ids.len(),
-            hidden: self.plan.hidden_size,
-            eps: self.plan.norm_eps,
-            positions: input.positions,
-            ropes: &self.ropes,
-            metadata: step,
-        };
-        let b = &mut self.buffers;
-        let first = b.hidden.view_mut_as(&[s.n, s.hidden])?;
-        ops.embed(&*self.embedding, input.token_ids, self.plan.embedding_scale, first)?;
+        let (plan, b, tokens) = (&self.plan, &mut self.buffers, input.token_ids);
+        let s = Step::new(ops, plan, &self.ropes, tokens.len(), input.positions, step, encoded);
+        ops.embed(&*self.embedding, tokens, plan.embedding_scale, b.hidden.view_mut_as(&[s.n, s.hidden])?)?;
         if let Some(p) = &self.positions {
             p.run(&s, b)?;
         }
@@ -311,19 +301,9 @@ impl Decoder {
         kv: &mut KvPool,
     ) -> Result<usize, ModelError> {
         let (Some(e), Some(input)) = (&self.encoder, input.encoder) else { return Ok(0) };
-        let s = Step {
-            encoded: 0,
-            ops,
-            n: input.token_ids.len(),
-            hidden: self.plan.hidden_size,
-            eps: self.plan.norm_eps,
-            positions: input.positions,
-            ropes: &self.ropes,
-            metadata: step,
-        };
-        let b = &mut self.buffers;
-        let first = b.hidden.view_mut_as(&[s.n, s.hidden])?;
-        ops.embed(&*self.embedding, input.token_ids, self.plan.embedding_scale, first)?;
+        let (plan, b, tokens) = (&self.plan, &mut self.buffers, input.token_ids);
+        let s = Step::new(ops, plan, &self.ropes, tokens.len(), input.positions, step, 0);
+        ops.embed(&*self.embedding, tokens, plan.embedding_scale, b.hidden.view_mut_as(&[s.n, s.hidden])?)?;
         e.positions.run(&s, b)?;
         e.embedding_norm.run(&s, b)?;
         for layer in &e.layers {

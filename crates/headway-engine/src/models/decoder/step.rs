@@ -1,7 +1,7 @@
 //! What every block of a step needs, and how a block's output joins the residual stream.
 
 use super::buffers::Buffers;
-use crate::models::ModelError;
+use crate::models::{ModelError, ModelPlan};
 use headway_attention::StepMetadata;
 use headway_tensor::{Linear, Ops, Tensor, View};
 
@@ -24,7 +24,20 @@ pub(super) struct Step<'a> {
     pub metadata: &'a StepMetadata,
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    /// `n` new tokens of a model, beside `encoded` tokens of its encoder's output.
+    pub fn new(
+        ops: &'a dyn Ops,
+        plan: &ModelPlan,
+        ropes: &'a [Tensor],
+        n: usize,
+        positions: &'a View<i32>,
+        metadata: &'a StepMetadata,
+        encoded: usize,
+    ) -> Self {
+        Self { ops, n, hidden: plan.hidden_size, eps: plan.norm_eps, encoded, positions, ropes, metadata }
+    }
+
     /// A mixer's first projection: the stream, `normed` or not, to `qkv`.
     pub fn project_in(&self, b: &mut Buffers, normed: bool, to: &dyn Linear) -> Result<(), ModelError> {
         let x = if normed { &b.normed } else { &b.hidden };

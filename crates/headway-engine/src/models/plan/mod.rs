@@ -93,6 +93,34 @@ pub struct AttentionPlan {
     pub output_scale: f32,
 }
 
+impl AttentionPlan {
+    /// Causal attention of a decoder without positions, norms or limits, scores scaled by the root of the head size.
+    pub fn plain(
+        (num_heads, num_kv_heads): (usize, usize),
+        head_size: usize,
+        qkv: LinearPlan,
+        o: LinearPlan,
+    ) -> Self {
+        Self {
+            attn_type: AttnType::Decoder,
+            num_heads,
+            num_kv_heads,
+            head_size,
+            scale: (head_size as f64).powf(-0.5) as f32,
+            qkv,
+            o,
+            qk_norm: None,
+            v_norm: false,
+            rope: None,
+            sliding_window: None,
+            logit_soft_cap: None,
+            sinks: None,
+            shares_cache_of: None,
+            output_scale: 1.0,
+        }
+    }
+}
+
 /// The norm of a state-space mixer, after its gate or before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedNormPlan {

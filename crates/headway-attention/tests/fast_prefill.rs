@@ -5,8 +5,9 @@
 mod support;
 
 use headway_attention::{step::fast_prefill::FastPrefill, *};
-use headway_tensor::{Dual, View};
-use support::HostExec;
+use headway_tensor::{DType, Dual, View};
+use std::sync::Arc;
+use support::{HostExec, registry};
 
 /// A prompt that ends, one that goes on, a decode, and a decode with two drafts: 4 + 3 + 1 + 3 tokens.
 fn common(logits: &[i32]) -> CommonAttentionMetadata {
@@ -62,4 +63,74 @@ fn rows_that_cannot_be_aligned_are_refused() {
     let x = std::sync::Arc::get_mut(&mut without.inputs).unwrap();
     x.logits_indices = None;
     assert!(fast.batch(&HostExec, &without, 1).unwrap_err().to_string().contains("needs logits_indices"));
+}
+
+#[test]
+fn groups_share_the_batch_and_keep_their_tables() {
+    let mut fast = FastPrefill::new(&HostExec, 4, 16);
+    let first = common(&[3, 7, 8, 9, 10]);
+    let other = CommonAttentionMetadata {
+        block_table: Dual::from_vec(vec![5, 6, 7, 8]),
+        causal_override: Some(Causal::All(false)),
+        ..first.clone()
+    };
+    let mut commons = [first, other];
+    assert!(fast.attach(&HostExec, &mut commons).unwrap());
+    let [a, b] = commons.each_ref().map(|c| c.fast_prefill.clone().unwrap());
+    assert!(Arc::ptr_eq(&a.inputs, &b.inputs) && a.inputs.num_actual_tokens == 5);
+    assert_eq!((a.block_table.host(), b.block_table.host()), (&[1, 2, 3, 4][..], &[5, 6, 7, 8][..]));
+    assert!(a.causal_override.is_none() && b.causal_override.is_some());
+    // Every token has logits: nothing to leave out.
+    let mut all = [common(&(0..11).collect::<Vec<_>>())];
+    assert!(!fast.attach(&HostExec, &mut all).unwrap() && all[0].fast_prefill.is_none());
+    drop((commons, a, b));
+    let mut none = [common(&[])];
+    assert!(fast.attach(&HostExec, &mut none).unwrap());
+    let none = none[0].fast_prefill.as_ref().unwrap();
+    assert_eq!((none.inputs.num_actual_tokens, none.slot_mapping.len()), (0, 0));
+    assert_eq!(fast.reallocs(), 0);
+}
+
+/// Three layers; the last reads the cache of the first.
+fn layers() -> Vec<LayerCache> {
+    let backend = registry().get("HOST_ATTN").unwrap().clone();
+    let layer = |i: u32| LayerCache {
+        layer: AttnLayer(i),
+        spec: KvCacheSpec::Full(AttentionSpec::new(16, 1, 4, DType::F32)),
+        backend: backend.clone(),
+        num_heads: 1,
+        latent: None,
+        shares_cache_of: (i == 2).then_some(AttnLayer(0)),
+    };
+    (0..3).map(layer).collect()
+}
+
+#[test]
+fn layers_of_fast_prefill_are_a_group_that_gets_the_short_batch() -> Result<()> {
+    let limits =
+        |from| CacheLimits { fast_prefill_from: Some(AttnLayer(from)), ..CacheLimits::new(4, 32, 256) };
+    let plan = plan_kv_cache(&layers(), &limits(2), 1 << 16)?;
+    let groups: Vec<_> =
+        plan.attention_groups.iter().map(|g| (&g.info.layers[..], g.info.fast_prefill)).collect();
+    assert_eq!(groups, [(&[AttnLayer(0), AttnLayer(1)][..], false), (&[AttnLayer(2)][..], true)]);
+    assert_eq!(plan.kv_cache_groups.len(), 1, "its block table is its owner's");
+    let of =
+        |g: &AttentionGroupPlan| AttentionGroup::from_plan(g, &HostExec, &g.backend.parse_config(None)?, 1);
+    let mut groups = plan.attention_groups.iter().map(of).collect::<Result<Vec<_>>>()?;
+    let mut step = StepMetadata::new(plan.group_of_layer.clone());
+    let mut commons = [common(&[3, 7, 8, 9, 10])];
+    FastPrefill::new(&HostExec, 4, 16).attach(&HostExec, &mut commons)?;
+    build_step(&mut groups, &HostExec, &commons, 0, false, &mut step)?;
+    let tokens =
+        |step: &StepMetadata, layer| Ok::<_, AttentionError>(step.layer(AttnLayer(layer))?.num_tokens());
+    assert_eq!((tokens(&step, 1)?, tokens(&step, 2)?), (11, 5));
+    // Without a short batch they compute the whole step, over metadata that is there already.
+    commons[0].fast_prefill = None;
+    build_step(&mut groups, &HostExec, &commons, 0, false, &mut step)?;
+    assert_eq!((tokens(&step, 1)?, tokens(&step, 2)?), (11, 11));
+    let counts = |g: &AttentionGroup| (g.builds(), g.table_updates());
+    assert_eq!((counts(&groups[0]), counts(&groups[1])), ((2, 0), (1, 1)));
+    let e = plan_kv_cache(&layers(), &limits(1), 1 << 16).err().unwrap().to_string();
+    assert!(e.contains("fast prefill from layer 1 on, but layer 1 has a cache of its own"), "{e}");
+    Ok(())
 }

@@ -79,6 +79,8 @@ pub struct EngineOptions {
     pub micro_batch_decode_tokens: Option<usize>,
     /// `--micro-batch-prefill-tokens`: other steps are cut from this many tokens on.
     pub micro_batch_prefill_tokens: Option<usize>,
+    /// `--kv-sharing-fast-prefill`: last layers that read earlier layers' caches compute only the rows with logits.
+    pub kv_sharing_fast_prefill: bool,
     /// `--speculative-tokens`: the most tokens drafted for a request in a step.
     pub speculative_tokens: Option<usize>,
     /// `--prompt-lookup-min`: the fewest last tokens whose earlier occurrence makes a draft.

@@ -54,6 +54,8 @@ pub struct GroupInfo {
     pub latent: Option<LatentDims>,
     /// The layers.
     pub layers: Vec<AttnLayer>,
+    /// The layers compute only the tokens whose logits are wanted: [`crate::step::fast_prefill`].
+    pub fast_prefill: bool,
     /// Most requests in a step.
     pub max_num_reqs: usize,
     /// Most new tokens in a step.
@@ -79,6 +81,7 @@ impl GroupInfo {
             num_heads,
             latent: None,
             layers: vec![],
+            fast_prefill: false,
             max_num_reqs: 1,
             max_num_tokens: block,
             max_model_len: block,

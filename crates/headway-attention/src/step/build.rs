@@ -111,7 +111,7 @@ impl StepMetadata {
 }
 
 /// Builds every group's metadata for one micro-batch, once a step. `commons` is indexed by KV cache
-/// group. Groups whose kernels take smaller blocks get their table rewritten first; groups that share
+/// group; groups of fast prefill get their `fast_prefill` where it has one. Groups whose kernels take smaller blocks get their table rewritten first; groups that share
 /// reuse the earlier group's metadata with their own table.
 ///
 /// # Errors
@@ -125,18 +125,19 @@ pub fn build_step(
     out: &mut StepMetadata,
 ) -> Result<()> {
     out.entries.clear();
-    let kv_cache_groups: Vec<usize> = groups.iter().map(AttentionGroup::kv_cache_group).collect();
-    for group in groups {
+    let batches: Vec<(usize, bool)> =
+        groups.iter().map(|g| (g.kv_cache_group(), g.info().fast_prefill)).collect();
+    let common_of = |&(group, fast): &(usize, bool)| Some(commons.get(group)?.of_group(fast));
+    for (group, batch_of) in groups.iter_mut().zip(&batches) {
         let missing = |what| crate::AttentionError::Inputs(format!("the step lacks {what}"));
         let factor = group.info().blocks_per_manager_block()?;
-        let kv_cache_group = group.kv_cache_group();
         let masked = group.info().spec.attention().is_some();
+        let common = common_of(batch_of).ok_or_else(|| missing("a KV cache group's inputs"))?;
         // Sharing was settled at start-up; a step in which the groups' batches differ builds afresh.
         let first = group.shares_with().filter(|&g| {
-            let table = kv_cache_groups.get(g).and_then(|&k| commons.get(k));
-            table.zip(commons.get(kv_cache_group)).is_some_and(|(a, b)| a.differs_in_table_alone(b, masked))
+            let earlier = batches.get(g).and_then(common_of);
+            earlier.is_some_and(|e| e.differs_in_table_alone(common, masked))
         });
-        let common = commons.get(kv_cache_group).ok_or_else(|| missing("a KV cache group's inputs"))?;
         let batch =
             group.micro_batches.get_mut(micro_batch).ok_or_else(|| missing("a micro-batch's builder"))?;
         let rewritten = match batch.kernel_block_table.as_mut() {

@@ -189,6 +189,9 @@ pub struct CommonAttentionMetadata {
     pub causal_override: Option<Causal>,
     /// Hints.
     pub hints: BuildHints,
+    /// The same with the tokens whose logits are wanted alone, for the layers that compute no others; `None`: they
+    /// compute all of this step's. [`FastPrefill::attach`](super::fast_prefill::FastPrefill::attach) sets it.
+    pub fast_prefill: Option<Arc<CommonAttentionMetadata>>,
     /// What a model adds for this group alone, by type.
     pub extras: Vec<Arc<dyn Any + Send + Sync>>,
 }
@@ -227,6 +230,7 @@ impl CommonAttentionMetadata {
             is_prefilling_override: None,
             causal_override: None,
             hints: BuildHints::default(),
+            fast_prefill: None,
             extras: vec![],
         })
     }
@@ -239,6 +243,11 @@ impl CommonAttentionMetadata {
     /// Causal or not; the group's own answer wins.
     pub fn causal(&self) -> &Causal {
         self.causal_override.as_ref().unwrap_or(&self.inputs.causal)
+    }
+
+    /// What the attention groups of layers that compute only tokens with logits get, or the others.
+    pub(crate) fn of_group(&self, fast_prefill: bool) -> &Self {
+        self.fast_prefill.as_deref().filter(|_| fast_prefill).unwrap_or(self)
     }
 
     /// Whether a group's metadata would be this group's but for block table and slots: the same batch, and

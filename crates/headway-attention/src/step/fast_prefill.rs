@@ -31,6 +31,38 @@ impl FastPrefill {
         }
     }
 
+    /// How often a buffer could not be recycled because a view of an earlier step was alive.
+    pub fn reallocs(&self) -> usize {
+        self.query_start_loc.reallocs() + self.positions.reallocs() + self.slot_mapping.reallocs()
+    }
+
+    /// Gives each KV cache group the batch of the tokens in [`StepInputs::logits_indices`], made once for all groups
+    /// that share the step's inputs. A step that wants the logits of every token is left as it is. Whether any was
+    /// made.
+    ///
+    /// # Errors
+    /// As [`FastPrefill::batch`].
+    pub fn attach(&mut self, cx: &dyn Exec, commons: &mut [CommonAttentionMetadata]) -> Result<bool> {
+        let wanted = |c: &CommonAttentionMetadata| Some(c.inputs.logits_indices.as_ref()?.len());
+        let Some((first, live)) = commons.iter().find_map(|c| Some((c, wanted(c)?))) else {
+            return Ok(false);
+        };
+        if live == first.inputs.num_actual_tokens {
+            return Ok(false);
+        }
+        let whole = first.inputs.clone();
+        let batch = self.batch(cx, first, live)?;
+        for c in commons.iter_mut().filter(|c| Arc::ptr_eq(&c.inputs, &whole)) {
+            c.fast_prefill = Some(Arc::new(CommonAttentionMetadata {
+                inputs: batch.inputs.clone(),
+                slot_mapping: batch.slot_mapping.clone(),
+                fast_prefill: None,
+                ..c.clone()
+            }));
+        }
+        Ok(true)
+    }
+
     /// The batch of the tokens in [`StepInputs::logits_indices`], of which the first `live` count and the others are
     /// padding.
     ///

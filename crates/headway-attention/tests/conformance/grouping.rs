@@ -176,6 +176,7 @@ fn attention_groups(i: &Value, e: &Value) -> Outcome {
                 spec: own,
                 num_heads: opt(&l["num_heads"]),
                 latent: None,
+                fast_prefill: false,
             });
         }
         ours.push(CacheGroupLayers { block_size: num(&g["block_size"]), pages_between: false, layers });

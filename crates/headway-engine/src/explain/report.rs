@@ -35,7 +35,7 @@ pub(super) fn begin(model: &ModelNeeds, query: &Query, contenders: &Contenders) 
             model.architecture
         ));
     }
-    options(&mut r, query);
+    options(&mut r, model, query);
     r
 }
 
@@ -49,7 +49,7 @@ fn described(model: &ModelNeeds) -> String {
 }
 
 /// Every option: asked, in force, and why they differ.
-fn options(r: &mut StartupReport, q: &Query) {
+fn options(r: &mut StartupReport, model: &ModelNeeds, q: &Query) {
     let (o, s) = (&q.asked.engine, &q.setting);
     let text = |v: Option<usize>| v.map(|v| v.to_string());
     r.option("device", o.device.clone(), &q.target.name, "the default of this engine");
@@ -74,6 +74,7 @@ fn options(r: &mut StartupReport, q: &Query) {
     r.option("batch_invariant", Some(s.batch_invariant.to_string()), s.batch_invariant, "");
     r.option("kv_connector", Some(s.kv_connector.to_string()), s.kv_connector, "");
     present::micro_batches(r, o, &q.micro_batching);
+    present::fast_prefill(r, o, &model.mixers);
     match q.lookup {
         Some(sizes) => present::speculation(r, o, &sizes),
         None => {
@@ -210,6 +211,7 @@ fn by_need(
             layers: layers(model, same.iter().copied()),
             kind: name(first).unwrap_or_else(|| kind(&spec)),
             shared_caches: vec![],
+            fast_prefill: false,
             kv_cache_group: 0,
             backend,
             refused: refused.iter().map(refusal).collect(),

@@ -7,6 +7,7 @@ use crate::{
         StartupError, StartupReport,
         block_size::{self, BlockSizes},
         capacity,
+        fast_prefill::SharingLayers,
         needs::refuse_unused,
         speculation,
     },
@@ -129,10 +130,13 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
     let setting = &query.setting;
     let blocks = block_size::of_layers(setting, &model.mixers, selections, query.max_model_len)?;
     let caches = setting.caches(&model.mixers, selections, blocks.in_force, query.max_model_len);
+    let fast_prefill =
+        SharingLayers::asked(query.asked.engine.kv_sharing_fast_prefill, &model.mixers, &model.architecture)?;
     let limits = CacheLimits {
         num_speculative_tokens: setting.speculative_tokens,
         batch_invariant: setting.batch_invariant,
         kv_cache_layout: query.layout,
+        fast_prefill_from: fast_prefill.map(|s| s.first),
         context_parallel: ContextParallel { size: setting.dcp, ..ContextParallel::default() },
         ..CacheLimits::new(query.max_num_seqs, query.max_num_batched_tokens, query.max_model_len)
     };

@@ -1,7 +1,7 @@
 //! Step inputs: from the scheduler's plan to token ids, positions, lengths, block tables and slot
 //! mappings, in buffers that live as long as the model.
 
-use crate::models::decoder::{DecoderInput, EncoderInput};
+use crate::models::decoder::{DecoderInput, EncoderInput, FastPrefillInput};
 use crate::scheduler::{RequestId, ScheduledRequest, StepPlan};
 use headway_attention::{
     AttentionError, Causal, CommonAttentionMetadata, KvCacheSpec, Result, StepInputs,
@@ -17,6 +17,14 @@ pub(super) struct TokenInputs {
     pub logits_rows: View<i32>,
     /// What the encoder reads in this step.
     pub encoder: Option<EncoderTokens>,
+    /// Where the last layers compute the rows of `logits_rows` alone.
+    pub fast: Option<FastTokens>,
+}
+
+/// From which layer on, and the positions of those rows.
+pub(super) struct FastTokens {
+    pub first_layer: usize,
+    pub positions: View<i32>,
 }
 
 /// Tokens of the encoder's inputs, and the position of each in its input.
@@ -36,6 +44,10 @@ impl TokenInputs {
                 .encoder
                 .as_ref()
                 .map(|e| EncoderInput { token_ids: &e.token_ids, positions: &e.positions }),
+            fast_prefill: self
+                .fast
+                .as_ref()
+                .map(|f| FastPrefillInput { first_layer: f.first_layer, positions: &f.positions }),
         }
     }
 }
@@ -186,6 +198,7 @@ impl InputBuffers {
         };
         let mut inputs = StepInputs::new(query_start_loc, seq_lens, bound)?;
         inputs.positions = Some(positions.clone());
+        inputs.logits_indices = Some(logits_rows.clone());
         inputs.is_prefilling = Some(reqs.iter().map(|r| r.is_prefilling).collect());
         if reqs.iter().any(|r| r.bidirectional_ranges.is_some()) {
             let of = |r: &ScheduledRequest| r.bidirectional_ranges.as_deref().map_or(vec![], <[_]>::to_vec);
@@ -213,7 +226,7 @@ impl InputBuffers {
             }
             commons.push(common);
         }
-        Ok(TokenInputs { token_ids, positions, logits_rows, encoder })
+        Ok(TokenInputs { token_ids, positions, logits_rows, encoder, fast: None })
     }
 }
 

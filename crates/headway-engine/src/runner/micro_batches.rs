@@ -1,7 +1,11 @@
 //! Steps in micro-batches (`--micro-batches`): each part has its own inputs, metadata and builders. On the CPU the parts
 //! run one after the other; what one writes into the cache, the next reads.
 
-use super::{StartupError, inputs::TokenInputs};
+use super::{
+    StartupError,
+    fast_prefill::{FastRows, SharingLayers},
+    inputs::TokenInputs,
+};
 use crate::{models::ModelPlan, options::EngineOptions};
 use headway_attention::{
     AttentionGroup, BuilderPlan, CommonAttentionMetadata, Result, StepMetadata, build_step,
@@ -106,6 +110,7 @@ pub(super) struct Part {
     commons: Vec<CommonAttentionMetadata>,
     slices: SliceBuffers,
     logits_rows: Persistent<i32>,
+    fast: Option<FastRows>,
 }
 
 /// The parts of steps, in buffers that live as long as the model.
@@ -124,6 +129,7 @@ impl MicroBatches {
         max_num_reqs: usize,
         max_num_logits: usize,
         step: &StepMetadata,
+        sharing: Option<&SharingLayers>,
     ) -> Self {
         let n = if micro.num_micro_batches > 1 { micro.num_micro_batches } else { 0 };
         let part = |_| Part {
@@ -132,6 +138,7 @@ impl MicroBatches {
             commons: vec![],
             slices: SliceBuffers::new(cx, max_num_reqs),
             logits_rows: Persistent::new(cx, max_num_logits),
+            fast: sharing.map(|s| FastRows::new(cx, s, max_num_reqs, max_num_logits)),
         };
         Self { micro, parts: (0..n).map(part).collect(), cut_steps: 0 }
     }
@@ -147,7 +154,8 @@ impl MicroBatches {
 
     /// How often a buffer could not be recycled.
     pub fn reallocs(&self) -> usize {
-        self.parts.iter().map(|p| p.slices.reallocs() + p.logits_rows.reallocs()).sum()
+        let fast = |p: &Part| p.fast.as_ref().map_or(0, FastRows::reallocs);
+        self.parts.iter().map(|p| p.slices.reallocs() + p.logits_rows.reallocs() + fast(p)).sum()
     }
 
     /// The parts of the step, in order.
@@ -170,12 +178,18 @@ impl MicroBatches {
             return Ok(false);
         }
         for (index, (part, slice)) in self.parts.iter_mut().zip(&slices).enumerate() {
-            let inputs = Arc::new(slice_inputs(inputs, slice, &mut part.slices, cx)?);
+            let mut own = part_of(cx, tokens, slice, &mut part.logits_rows)?;
+            let mut inputs = slice_inputs(inputs, slice, &mut part.slices, cx)?;
+            inputs.logits_indices = Some(own.logits_rows.clone());
+            let inputs = Arc::new(inputs);
             for common in commons {
                 part.commons.push(slice_common(common, slice, inputs.clone())?);
             }
+            if let Some(fast) = &mut part.fast {
+                fast.attach(cx, &mut part.commons, &mut own)?;
+            }
             build_step(groups, cx, &part.commons, index, false, &mut part.step)?;
-            part.tokens = Some(part_of(cx, tokens, slice, &mut part.logits_rows)?);
+            part.tokens = Some(own);
         }
         self.cut_steps += 1;
         Ok(true)
@@ -203,6 +217,7 @@ fn part_of(
         positions: whole.positions.slice(t),
         logits_rows,
         encoder: None,
+        fast: None,
     })
 }
 

@@ -6,6 +6,7 @@ pub mod capacity;
 pub mod decide;
 pub mod devices;
 pub mod error;
+pub mod fast_prefill;
 mod inputs;
 pub mod limits;
 pub mod memory;

@@ -3,12 +3,13 @@
 
 use super::{
     StartupReport,
+    fast_prefill::FastRows,
     inputs::{InputBuffers, TokenInputs},
     micro_batches::MicroBatches,
     step_times::{Laps, StepTimes},
 };
 use crate::{
-    models::{Decoder, ModelError, ModelPlan},
+    models::{Decoder, ModelError, ModelPlan, decoder::LayerRows},
     scheduler::{RequestId, StepPlan},
 };
 use headway_attention::{AttentionGroup, CommonAttentionMetadata, KvPool, StepMetadata, build_step};
@@ -24,6 +25,8 @@ pub struct ModelRunner {
     pub(super) inputs: InputBuffers,
     pub(super) commons: Vec<CommonAttentionMetadata>,
     pub(super) micro: MicroBatches,
+    /// Where the last layers compute wanted rows alone: of steps that run whole.
+    pub(super) fast: Option<FastRows>,
     pub(super) report: StartupReport,
     pub(crate) times: StepTimes,
 }
@@ -82,11 +85,14 @@ impl ModelRunner {
         self.step.clear();
         self.micro.clear();
         self.commons.clear();
-        let tokens = self.inputs.write(&*self.ops, plan, table, &mut self.commons)?;
+        let mut tokens = self.inputs.write(&*self.ops, plan, table, &mut self.commons)?;
         laps.lap(&mut self.times.inputs);
         let (cx, groups) = (&*self.ops, &mut self.groups);
         let cut = self.micro.cut(cx, groups, &tokens, &self.commons)?;
         if !cut {
+            if let Some(fast) = &mut self.fast {
+                fast.attach(cx, &mut self.commons, &mut tokens)?;
+            }
             build_step(groups, cx, &self.commons, 0, false, &mut self.step)?;
         }
         laps.lap(&mut self.times.metadata);
@@ -96,6 +102,12 @@ impl ModelRunner {
     /// Steps that ran in micro-batches since start-up.
     pub fn cut_steps(&self) -> u64 {
         self.micro.cut_steps
+    }
+
+    /// Rows that went through the model's first layer since start-up, and through its last: fewer where
+    /// `--kv-sharing-fast-prefill` is in force.
+    pub fn layer_rows(&self) -> LayerRows {
+        self.decoder.layer_rows()
     }
 
     /// Where the time of all steps went.
@@ -136,6 +148,7 @@ impl ModelRunner {
     /// How often an input buffer had to be allocated anew because an earlier step's view was alive; 0 in
     /// a sound step loop.
     pub fn input_reallocs(&self) -> usize {
-        self.inputs.reallocs() + self.micro.reallocs()
+        let fast = self.fast.as_ref().map_or(0, FastRows::reallocs);
+        self.inputs.reallocs() + self.micro.reallocs() + fast
     }
 }

@@ -5,6 +5,7 @@ use super::{
     block_size::BlockSizes,
     capacity,
     devices::OpenDevice,
+    fast_prefill::SharingLayers,
     limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
     micro_batches::builder_bytes,
     needs,
@@ -96,6 +97,7 @@ pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused], layers: &[Layer
         Some(SharedCacheReport { layer: layer.layer as u32, of: of.layer as u32 })
     };
     GroupReport {
+        fast_prefill: g.info.fast_prefill,
         shared_caches: g.info.layers.iter().filter_map(shared).collect(),
         layers: g.info.layers.iter().map(|l| l.0).collect(),
         kind: kind(&g.info.spec),
@@ -260,6 +262,16 @@ pub(crate) fn speculation(r: &mut StartupReport, o: &EngineOptions, sizes: &Look
     };
     r.option("prompt_lookup_min", text(o.prompt_lookup_min), min, "the default");
     r.option("prompt_lookup_max", text(o.prompt_lookup_max), max, "the default");
+}
+
+/// Whether the last layers compute only the rows with logits, or could.
+pub(crate) fn fast_prefill(r: &mut StartupReport, o: &EngineOptions, layers: &[LayerNeeds]) {
+    let on = o.kv_sharing_fast_prefill;
+    let why = match SharingLayers::of(layers) {
+        Some(s) => format!("the default; {} and could compute only the rows with logits", s.describe()),
+        None => "the last layer has a cache or a state of its own".into(),
+    };
+    r.option("kv_sharing_fast_prefill", on.then(|| "true".to_owned()), on, &why);
 }
 
 /// What is known once everything is allocated.

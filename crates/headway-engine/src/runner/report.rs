@@ -52,6 +52,9 @@ pub struct GroupReport {
     /// Those of the layers that read the cache of an earlier one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shared_caches: Vec<SharedCacheReport>,
+    /// The layers compute only the rows with logits (`--kv-sharing-fast-prefill`).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub fast_prefill: bool,
     /// Index of the KV cache group.
     pub kv_cache_group: usize,
     /// The backend chosen; `None`: none is valid.

@@ -4,6 +4,7 @@
 use super::{
     ModelRunner, StartupError, StartupReport, block_size, decide,
     devices::{self, OpenDevice},
+    fast_prefill::{FastRows, SharingLayers},
     inputs::InputBuffers,
     limits::{self, Limits},
     memory,
@@ -58,6 +59,8 @@ pub(super) struct Decided {
     pub cache: KvCachePlan,
     pub prefix_caching: bool,
     pub lookup: LookupSizes,
+    /// The layers that compute wanted rows alone.
+    pub fast_prefill: Option<SharingLayers>,
     pub report: StartupReport,
 }
 
@@ -105,6 +108,7 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         None => devices::registry()?,
     };
     let layers = LayerNeeds::of_plan(&plan);
+    let fast_prefill = SharingLayers::asked(options.kv_sharing_fast_prefill, &layers, &plan.architecture)?;
     let setting = needs::setting(options, kv_dtype);
     let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
     let selections = needs::select_backends(&registry, &asks, options)?;
@@ -113,7 +117,8 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     fit_made_weights(files, options, memory::available_bytes())?;
     let caches = setting.caches(&layers, &selections, blocks.in_force, limits.max_model_len);
     let rows = Limits { max_model_len: longest(&plan, &limits), ..limits };
-    let cache = plan_cache(&caches, &rows, options, files.checkpoint.total_bytes())?;
+    let first_fast = fast_prefill.as_ref().map(|s| s.first);
+    let cache = plan_cache(&caches, &rows, options, first_fast, files.checkpoint.total_bytes())?;
     let mut configs = HashMap::new();
     for s in &selections {
         let name = s.backend.rules().name.to_string();
@@ -143,7 +148,19 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     present::block_size(&mut report, options.block_size, &blocks);
     present::prefix_caching(&mut report, options, unshared);
     present::speculation(&mut report, options, &lookup);
-    Ok(Decided { plan, selections, configs, limits, kv_dtype, cache, prefix_caching, lookup, report })
+    present::fast_prefill(&mut report, options, &layers);
+    Ok(Decided {
+        plan,
+        selections,
+        configs,
+        limits,
+        kv_dtype,
+        cache,
+        prefix_caching,
+        lookup,
+        fast_prefill,
+        report,
+    })
 }
 
 /// Refuses a builder whose buffers never fit.
@@ -183,12 +200,14 @@ fn plan_cache(
     layers: &[LayerCache],
     limits: &Limits,
     options: &EngineOptions,
+    fast_prefill_from: Option<AttnLayer>,
     weights: u64,
 ) -> Result<KvCachePlan, StartupError> {
     let step = CacheLimits {
         num_speculative_tokens: limits.num_speculative_tokens,
         batch_invariant: options.batch_invariant,
         kv_cache_layout: decide::layout(options.kv_layout.as_deref())?,
+        fast_prefill_from,
         ..CacheLimits::new(limits.max_num_reqs, limits.max_num_tokens, limits.max_model_len)
     };
     let budget = match options.kv_cache_memory {
@@ -275,8 +294,10 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
     let mut report = decided.report.clone();
     present::finish(&mut report, &groups, &decoder, kv.bytes(), l.micro_batching.num_micro_batches);
     let step = StepMetadata::new(cache.group_of_layer.clone());
+    let sharing = decided.fast_prefill.as_ref();
     Ok(ModelRunner {
-        micro: MicroBatches::new(cx, l.micro_batching, reqs, logits, &step),
+        micro: MicroBatches::new(cx, l.micro_batching, reqs, logits, &step, sharing),
+        fast: sharing.map(|s| FastRows::new(cx, s, reqs, logits)),
         step,
         ops: device.ops,
         commons: vec![],
@@ -296,7 +317,13 @@ impl ModelRunner {
         let step = StepMetadata::profile_run(decided.cache.group_of_layer.clone(), self.groups.len(), 1);
         let zero = View::from_vec(vec![0]);
         let encoder = Some(EncoderInput { token_ids: &zero, positions: &zero });
-        let input = DecoderInput { token_ids: &zero, positions: &zero, logits_rows: &zero, encoder };
+        let input = DecoderInput {
+            token_ids: &zero,
+            positions: &zero,
+            logits_rows: &zero,
+            encoder,
+            fast_prefill: None,
+        };
         match self.decoder.plan().pooling {
             None => self.decoder.forward(&*self.ops, &input, &step, &mut self.kv)?,
             Some(_) => self.decoder.encode(&*self.ops, &input, &step, &mut self.kv)?,

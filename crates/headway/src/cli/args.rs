@@ -252,6 +252,10 @@ pub struct EngineArgs {
     /// Tokens from which on any other step is cut into micro-batches. [default: 512]
     #[arg(long, env = "HEADWAY_MICRO_BATCH_PREFILL_TOKENS", value_name = "N", value_parser = parse::at_least_one)]
     pub micro_batch_prefill_tokens: Option<usize>,
+    /// Where a model's last layers read the caches of earlier ones (Gemma 4), compute in them only the tokens whose
+    /// logits are wanted: a prompt's last. The answers stay the same.
+    #[arg(long, env = "HEADWAY_KV_SHARING_FAST_PREFILL", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", default_value = "false", hide_possible_values = true, require_equals = true, value_parser = BoolishValueParser::new())]
+    pub kv_sharing_fast_prefill: bool,
     /// The most tokens to draft for a request in a step: what followed when its last tokens came before.
     /// The answers stay the same, and come sooner where they repeat the prompt or themselves; with latent attention
     /// (MLA) over a rounded cache that holds with --batch-invariant or --kv-cache-dtype float32. [default: 0]
@@ -316,6 +320,7 @@ impl EngineArgs {
             micro_batches: self.micro_batches,
             micro_batch_decode_tokens: self.micro_batch_decode_tokens,
             micro_batch_prefill_tokens: self.micro_batch_prefill_tokens,
+            kv_sharing_fast_prefill: self.kv_sharing_fast_prefill,
             speculative_tokens: self.speculative_tokens,
             prompt_lookup_min: self.prompt_lookup_min,
             prompt_lookup_max: self.prompt_lookup_max,

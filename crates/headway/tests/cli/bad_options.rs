@@ -70,6 +70,10 @@ fn values_that_are_unknown_or_not_there_yet() {
         (["--dcp", "2"], ["--dcp 2", "supported: 1"]),
         (["--micro-batches", "513"], ["--micro-batches 513", "at most 512 tokens"]),
         (["--micro-batch-decode-tokens", "4"], ["--micro-batch-decode-tokens 4", "--micro-batches 2"]),
+        (
+            ["--kv-sharing-fast-prefill=true", "--json"],
+            ["--kv-sharing-fast-prefill true", "LlamaForCausalLM, whose last layer has a cache"],
+        ),
         (["--prompt-lookup-min", "2"], ["--prompt-lookup-min 2", "add --speculative-tokens"]),
         (["--speculative-tokens", "512"], ["--speculative-tokens 512", "lower the first to 511"]),
         (["--load-format", "pickle"], ["'--load-format <FORMAT>'", "auto, dummy"]),

@@ -518,3 +518,29 @@ fn configs_without_what_is_needed() {
     let (_dir, list) = super::support::file("config.json", b"[]");
     run(["explain", list.to_str().unwrap()]).refused(&["not a JSON object"]);
 }
+
+#[test]
+fn fast_prefill_of_layers_that_share_caches() {
+    let option = |r: &Value| r["options"]["kv_sharing_fast_prefill"].clone();
+    let fast = |r: &Value| -> Vec<u64> {
+        let groups = r["groups"].as_array().unwrap().iter().filter(|g| g["fast_prefill"] == true);
+        let mut all: Vec<_> =
+            groups.flat_map(|g| g["layers"].as_array().unwrap()).map(|l| l.as_u64().unwrap()).collect();
+        all.sort_unstable();
+        all
+    };
+    let args = ["--kv-cache-memory", "200GiB"];
+    let off = report("gemma-3n", &args);
+    assert_eq!((&option(&off)["requested"], &option(&off)["in_force"]), (&Value::Null, &json!("false")));
+    assert!(option(&off)["because"].as_str().unwrap().contains("layers 20-34 read earlier layers' caches"));
+    assert!(fast(&off).is_empty());
+    let on = [&args[..], &["--kv-sharing-fast-prefill"]].concat();
+    let r = report("gemma-3n", &on);
+    assert_eq!((&option(&r)["requested"], &option(&r)["in_force"]), (&json!("true"), &json!("true")));
+    assert_eq!(fast(&r), (20..35).collect::<Vec<_>>());
+    assert_eq!(r["memory"]["kv_bytes_per_token"], off["memory"]["kv_bytes_per_token"]);
+    let text = vllm("gemma-3n", &on).fine().out;
+    assert!(text.contains("rows     those with logits alone"), "{text}");
+    let e = failing("llama-3.1-8b", &on, 1)["error"].to_string();
+    assert!(e.contains("--kv-sharing-fast-prefill true") && e.contains("leave it out"), "{e}");
+}

@@ -35,6 +35,8 @@ pub struct GroupLayer<'a, T> {
     pub num_heads: Option<usize>,
     /// Latent dimensions, where the layer is latent attention.
     pub latent: Option<LatentDims>,
+    /// It computes only the tokens whose logits are wanted.
+    pub fast_prefill: bool,
 }
 
 /// A KV cache group to divide.
@@ -59,6 +61,8 @@ pub struct LayersOfGroup<'a, T> {
     pub num_heads: Option<usize>,
     /// Their latent dimensions.
     pub latent: Option<LatentDims>,
+    /// They compute only the tokens whose logits are wanted.
+    pub fast_prefill: bool,
     /// The layers.
     pub layers: Vec<T>,
     /// Tokens in a block that the kernel sees.
@@ -103,6 +107,7 @@ fn divide<'a, T: Clone>(
                 && g.spec == l.spec
                 && g.num_heads == l.num_heads
                 && g.latent == l.latent
+                && g.fast_prefill == l.fast_prefill
         };
         match groups.iter_mut().find(same) {
             Some(g) => g.layers.push(l.id.clone()),
@@ -111,6 +116,7 @@ fn divide<'a, T: Clone>(
                 spec: l.spec.clone(),
                 num_heads: l.num_heads,
                 latent: l.latent,
+                fast_prefill: l.fast_prefill,
                 layers: vec![l.id.clone()],
                 kernel_block_size: group.block_size,
             }),

@@ -59,6 +59,8 @@ pub struct CacheLimits {
     pub hybrid: bool,
     /// Ranks that share a request's tokens.
     pub context_parallel: ContextParallel,
+    /// From this layer on, all of which share caches, only tokens whose logits are wanted are computed.
+    pub fast_prefill_from: Option<AttnLayer>,
 }
 
 impl CacheLimits {
@@ -73,6 +75,7 @@ impl CacheLimits {
             kv_cache_layout: None,
             hybrid: true,
             context_parallel: ContextParallel::default(),
+            fast_prefill_from: None,
         }
     }
 }
@@ -111,6 +114,7 @@ pub fn plan_kv_cache(
     if layers.iter().enumerate().any(|(i, l)| l.layer.0 as usize != i) {
         return Err(AttentionError::KvCache("attention layers must be numbered 0, 1, … in order".into()));
     }
+    check_fast_prefill(layers, limits)?;
     let lists: Vec<&[KvCacheLayout]> =
         layers.iter().map(|l| l.backend.rules().kv_cache_layouts.as_slice()).collect();
     let layout = resolve_layout(&lists, limits.kv_cache_layout)?;
@@ -146,6 +150,19 @@ pub fn plan_kv_cache(
         warnings,
         kv_cache_groups: groups,
     })
+}
+
+/// Tokens that a layer skips would be missing in a cache of its own.
+fn check_fast_prefill(layers: &[LayerCache], limits: &CacheLimits) -> Result<()> {
+    let Some(from) = limits.fast_prefill_from else { return Ok(()) };
+    match layers.iter().find(|l| l.layer >= from && l.shares_cache_of.is_none()) {
+        None => Ok(()),
+        Some(l) => Err(AttentionError::KvCache(format!(
+            "fast prefill from layer {} on, but layer {} has a cache of its own, which would lack the tokens that it \
+             skips; begin after it",
+            from.0, l.layer.0
+        ))),
+    }
 }
 
 fn has_cache(spec: &KvCacheSpec) -> bool {
@@ -264,6 +281,7 @@ fn attention_groups_of(
                     spec: g.spec_of(at).clone(),
                     num_heads: Some(layers[l.0 as usize].num_heads),
                     latent: layers[l.0 as usize].latent,
+                    fast_prefill: limits.fast_prefill_from.is_some_and(|from| *l >= from),
                 })
                 .collect(),
         })
@@ -280,7 +298,12 @@ fn attention_groups_of(
             out.push(AttentionGroupPlan {
                 kv_cache_group: index,
                 backend: layers[part.layers[0].0 as usize].backend.clone(),
-                info: GroupInfo { layers: part.layers, latent: part.latent, ..info },
+                info: GroupInfo {
+                    layers: part.layers,
+                    latent: part.latent,
+                    fast_prefill: part.fast_prefill,
+                    ..info
+                },
                 shares_with: None,
             });
         }

@@ -187,6 +187,8 @@ pub fn slice_common(
         is_prefilling_override,
         causal_override,
         hints,
+        // Of all micro-batches' tokens: that of one is made of its part.
+        fast_prefill: _,
         extras,
     } = common;
     let s = *block_table_stride;

@@ -6,7 +6,7 @@ use crate::models::{
     ModelError, ModelPlan,
     plan::{FeedForwardPlan, MixerPlan},
 };
-use headway_tensor::{DType, ExpertBuffers, Ops, Tensor};
+use headway_tensor::{DType, ExpertBuffers, Ops, Tensor, View};
 
 /// What all layers share. A mixer reads `normed` or `hidden`, and leaves its output in `mixed`; so does a
 /// feed-forward.
@@ -43,6 +43,8 @@ pub(super) struct Buffers {
     /// Rows whose logits are wanted.
     pub last: Tensor,
     pub logits: Tensor,
+    /// `[max_num_logits]`: 0, 1, …: all rows, where wanted ones alone were computed.
+    pub all_logits_rows: View<i32>,
 }
 
 /// The widths that a plan's layers need at most.
@@ -130,6 +132,7 @@ impl Buffers {
             encoded_kv: zeros(encoded, w.encoded_kv)?,
             last: zeros(limits.max_num_logits, h)?,
             logits: zeros(logits, plan.vocab_size)?,
+            all_logits_rows: View::from_vec((0..limits.max_num_logits as i32).collect()),
         })
     }
 

@@ -5,6 +5,7 @@ mod attention;
 mod buffers;
 mod cross;
 mod embedding;
+mod fast_prefill;
 mod feed_forward;
 mod kernels;
 mod mixer;
@@ -14,6 +15,7 @@ mod state_space;
 mod step;
 
 pub use super::load::{Taken, WeightDType};
+pub use fast_prefill::{FastPrefillInput, LayerRows};
 pub use kernels::Kernels;
 
 use super::{
@@ -57,6 +59,8 @@ pub struct DecoderInput<'a> {
     pub logits_rows: &'a View<i32>,
     /// What an encoder reads in this step; `None`: nothing, or there is no encoder.
     pub encoder: Option<EncoderInput<'a>>,
+    /// Where the last layers compute the rows of `logits_rows` alone; `None`: every layer computes every row.
+    pub fast_prefill: Option<FastPrefillInput<'a>>,
 }
 
 /// The inputs of an encoder in one step, one after another.
@@ -82,6 +86,7 @@ pub struct Decoder {
     encoder: Option<Encoder>,
     layers: Vec<Layer>,
     buffers: Buffers,
+    rows: LayerRows,
     unused: Vec<String>,
     taken: Taken,
 }
@@ -173,6 +178,7 @@ impl Decoder {
             encoder,
             layers,
             buffers,
+            rows: LayerRows::default(),
             unused,
             taken,
         })
@@ -199,6 +205,11 @@ impl Decoder {
             l.mixers.iter().filter_map(move |m| m.coded_output().map(|(q, f)| (i, q, f))).collect::<Vec<_>>()
         };
         self.layers.iter().enumerate().flat_map(of)
+    }
+
+    /// Rows that went through the first layer and the last since it was loaded, a profile run's among them.
+    pub fn layer_rows(&self) -> LayerRows {
+        self.rows
     }
 
     /// Bytes of the activation buffers.
@@ -234,11 +245,13 @@ impl Decoder {
         kv: &mut KvPool,
         first_row: usize,
     ) -> Result<usize, ModelError> {
-        self.layers(ops, input, step, kv)?;
+        let n = self.layers(ops, input, step, kv)?;
         let (b, hidden, rows) = (&mut self.buffers, self.plan.hidden_size, input.logits_rows);
         let end = first_row + rows.len();
         let last = b.last.view_mut_as(&[end, hidden])?.rows(first_row..end)?;
-        ops.gather_rows(b.hidden.view_as(&[input.token_ids.len(), hidden])?, rows, last)?;
+        let all = b.all_logits_rows.slice(0..rows.len());
+        let rows = if input.fast_prefill.is_some() { &all } else { rows };
+        ops.gather_rows(b.hidden.view_as(&[n, hidden])?, rows, last)?;
         Ok(rows.len())
     }
 
@@ -262,17 +275,18 @@ impl Decoder {
         Ok(self.buffers.hidden.view_mut_as(&shape)?)
     }
 
-    /// From the tokens to what leaves the last layer.
+    /// From the tokens to what leaves the last layer; how many rows do.
     fn layers(
         &mut self,
         ops: &dyn Ops,
         input: &DecoderInput<'_>,
         step: &StepMetadata,
         kv: &mut KvPool,
-    ) -> Result<(), ModelError> {
+    ) -> Result<usize, ModelError> {
         let encoded = self.run_encoder(ops, input, step, kv)?;
         let (plan, b, tokens) = (&self.plan, &mut self.buffers, input.token_ids);
-        let s = Step::new(ops, plan, &self.ropes, tokens.len(), input.positions, step, encoded);
+        let mut s = Step::new(ops, plan, &self.ropes, tokens.len(), input.positions, step, encoded);
+        self.rows.first_layer += s.n as u64;
         ops.embed(&*self.embedding, tokens, plan.embedding_scale, b.hidden.view_mut_as(&[s.n, s.hidden])?)?;
         if let Some(p) = &self.positions {
             p.run(&s, b)?;
@@ -287,9 +301,17 @@ impl Decoder {
             s.norm(b, w)?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
+            if let Some(fast) = input.fast_prefill.as_ref().filter(|f| f.first_layer == i) {
+                s = fast.narrow(s, b, input.logits_rows)?;
+            }
+            // What is left of a step inside a prompt.
+            if s.n == 0 {
+                break;
+            }
             layer.run(&s, b, kv, self.layers.get(i + 1).and_then(Layer::first_norm))?;
         }
-        Ok(())
+        self.rows.last_layer += s.n as u64;
+        Ok(s.n)
     }
 
     /// From the encoder's tokens to `encoded`; how many there were.

@@ -63,8 +63,8 @@ fn asked(r: &StartupReport) -> String {
 /// Groups that differ in their layers alone, together.
 fn alike(groups: &[GroupReport]) -> Vec<(Vec<&GroupReport>, &GroupReport)> {
     let same = |a: &GroupReport, b: &GroupReport| {
-        (&a.kind, &a.backend, &a.refused, &a.kv_cache_spec)
-            == (&b.kind, &b.backend, &b.refused, &b.kv_cache_spec)
+        (&a.kind, &a.backend, &a.refused, &a.kv_cache_spec, a.fast_prefill)
+            == (&b.kind, &b.backend, &b.refused, &b.kv_cache_spec, b.fast_prefill)
             && a.kernel_block_size == b.kernel_block_size
     };
     let mut out: Vec<(Vec<&GroupReport>, &GroupReport)> = vec![];
@@ -90,6 +90,9 @@ fn group(out: &mut dyn Write, groups: &[&GroupReport], g: &GroupReport) -> Resul
     writeln!(out, "  cache    {}", cache(&g.kv_cache_spec))?;
     for (of, readers) in shared(groups) {
         writeln!(out, "  shared   layers {} read layer {of}'s", runs(&readers))?;
+    }
+    if g.fast_prefill {
+        writeln!(out, "  rows     those with logits alone, of a prompt its last")?;
     }
     if g.kernel_block_size == 0 {
         return Ok(());

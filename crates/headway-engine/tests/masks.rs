@@ -1,6 +1,6 @@
 //! What requests and configs ask of attention's masks: ranges that see each other both ways (PrefixLM), R-SWA, and
-//! prompts that aren't causal, through the engine against the whole model in float64; in chunks, batches and with cached
-//! prefixes bit by bit; and what is refused.
+//! prompts that aren't causal, in all layers or in those without a window, through the engine against the whole model in
+//! float64; in chunks, batches and with cached prefixes bit by bit; and what is refused.
 
 #![expect(clippy::single_range_in_vec_init, reason = "a list of one range of a prompt is meant")]
 
@@ -227,6 +227,97 @@ fn a_prompt_that_is_not_causal_sees_itself_and_answers_in_order() {
     assert!(run.engine.scheduler_stats().preemptions > 0);
 }
 
+/// A drafter's config (DFlash): two layers with a window, which are causal, and between them one that sees all, whose
+/// prompt's tokens see each other both ways: a group each, in one step.
+#[test]
+fn layers_with_windows_are_causal_beside_full_ones_that_are_not() {
+    let types = json!(["sliding_attention", "full_attention", "sliding_attention"]);
+    let windows =
+        [("layer_types", types), ("sliding_window", json!(20)), ("use_sliding_window", json!(true))];
+    let drafter = |more: &[(&str, Value)]| with("tiny-qwen3", &[&windows[..], more].concat());
+    let dir = drafter(&[("dflash_config", json!({"mask_token_id": 500}))]);
+    let model = Llama::open(dir.path());
+    let requests =
+        [request(prompt(1, 48), 8, &[]), request(prompt(2, 70), 8, &[]), request(prompt(3, 5), 8, &[])];
+    let want: Vec<Answer> = requests
+        .iter()
+        .flat_map(|r| Run::open(dir.path(), &exactly(512, true)).all(std::slice::from_ref(r)))
+        .collect();
+    let mut apart = 0.0;
+    for (r, (tokens, rows, _)) in requests.iter().zip(&want) {
+        let (whole, mut all) = (0..r.prompt_ids.len(), r.prompt_ids.clone());
+        let both_ways = |layer| match model.window(layer) {
+            Some(_) => &[][..],
+            None => std::slice::from_ref(&whole),
+        };
+        for (token, row) in tokens.iter().zip(rows) {
+            let off = |want: &[f64]| {
+                row.iter().zip(want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
+            };
+            let mixed = off(&model.logits_with(&all, both_ways, None));
+            assert!(mixed < 2e-3, "{mixed} off at {} of {whole:?}", all.len());
+            // Neither of the masks alone would do.
+            let one = off(&model.logits(&all, &[], None)).min(off(&model.logits(
+                &all,
+                std::slice::from_ref(&whole),
+                None,
+            )));
+            apart = f64::max(apart, one);
+            all.push(*token);
+        }
+    }
+    println!("logits of all layers causal or none are {apart:.3} off");
+    assert!(apart > 0.05, "{apart}: the masks are told apart by nothing");
+    // Together, in steps with room for one prompt after another, cached, in two parts, with drafts.
+    let parts = EngineOptions {
+        micro_batches: Some(2),
+        micro_batch_decode_tokens: Some(2),
+        micro_batch_prefill_tokens: Some(2),
+        ..exactly(80, true)
+    };
+    let drafts = EngineOptions { speculative_tokens: Some(3), ..exactly(80, true) };
+    for (o, what) in [
+        (exactly(512, true), "together"),
+        (exactly(75, true), "in steps of 75"),
+        (parts, "in parts"),
+        (drafts, "drafts"),
+    ] {
+        same_bits(&Run::open(dir.path(), &o).all(&requests), &want, what);
+    }
+    let mut cached = Run::open(dir.path(), &exactly(512, false));
+    cached.all(&requests);
+    same_bits(&cached.all(&requests), &want, "cached");
+    // The report says which group sees how.
+    let kinds = |dir: &Path| -> Vec<String> {
+        let mut all: Vec<_> = (Run::open(dir, &exactly(64, false)).engine.report().groups.iter())
+            .map(|g| g.kind.clone())
+            .collect();
+        all.sort();
+        all.dedup();
+        all
+    };
+    assert_eq!(kinds(dir.path()), ["full attention, both ways in a prompt", "sliding window 20"]);
+    // A layer that sees a whole prompt can't have it in chunks.
+    let e =
+        Run::open(dir.path(), &exactly(40, false)).engine.add(requests[0].clone()).unwrap_err().to_string();
+    assert!(e.contains("raise --max-num-batched-tokens to 48"), "{e}");
+    // Causal in every layer: chunks again.
+    let causal = drafter(&[("dflash_config", json!({"causal": true}))]);
+    assert_eq!(kinds(causal.path()), ["full attention", "sliding window 20"]);
+    let plain = drafter(&[]);
+    let answers = |dir: &Path, chunk| Run::open(dir, &exactly(chunk, true)).all(&requests);
+    same_bits(&answers(causal.path(), 40), &answers(plain.path(), 512), "causal");
+    for (more, words) in [
+        (json!({"use_swa": true}), "dflash_config.use_swa is not supported"),
+        (json!({"causal": "no"}), "dflash_config.causal is \"no\""),
+        (json!(7), "dflash_config is 7"),
+    ] {
+        let dir = drafter(&[("dflash_config", more)]);
+        let e = LlmEngine::open(dir.path(), &exactly(40, false), &mut |_, _| ()).err().unwrap().to_string();
+        assert!(e.contains(words), "{e}");
+    }
+}
+
 #[test]
 fn what_can_not_be_is_refused() {
     let dir = with("tiny-llama", &[("is_mm_prefix_lm", json!(true))]);
@@ -253,6 +344,7 @@ fn what_can_not_be_is_refused() {
         ("tiny-bamba", vec![("is_mm_prefix_lm", json!(true))]),
         ("tiny-deepseek-v2-yarn", vec![("rswa_window", json!(8))]),
         ("tiny-llama", vec![("rswa_window", json!(8)), ("is_causal", json!(false))]),
+        ("tiny-llama", vec![("dflash_config", json!({})), ("rswa_window", json!(8))]),
         ("tiny-llama", vec![("rswa_window", json!(0))]),
         ("tiny-llama", vec![("is_mm_prefix_lm", json!("yes"))]),
     ] {

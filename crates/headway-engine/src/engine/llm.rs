@@ -8,6 +8,7 @@ use super::{
     session::Session,
 };
 use crate::{
+    models::plan::CausalLayers,
     runner::{ModelRunner, StartupReport, step_times::Laps},
     sampling::Sampler,
     scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
@@ -132,7 +133,7 @@ impl Engine for LlmEngine {
         let id = self.scheduler.add(NewRequest {
             encoder_ids: request.encoder_ids,
             bidirectional_ranges: request.bidirectional_ranges.into(),
-            whole_prompt: !self.runner.model().masks.causal,
+            whole_prompt: self.runner.model().masks.causal != CausalLayers::All,
             ..NewRequest::new(request.prompt_ids, max_tokens)
         })?;
         self.sessions.insert(id, session);

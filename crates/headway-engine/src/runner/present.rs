@@ -121,8 +121,19 @@ pub(crate) fn refusal(r: &Refused) -> RefusedReport {
 
 /// A cache spec in words.
 pub(crate) fn kind(spec: &KvCacheSpec) -> String {
+    // Others say what they see already.
+    let both_ways = match spec {
+        KvCacheSpec::SlidingWindow { attention, .. } | KvCacheSpec::Full(attention)
+            if attention.non_causal =>
+        {
+            ", both ways in a prompt"
+        }
+        _ => "",
+    };
     match spec {
-        KvCacheSpec::SlidingWindow { sliding_window, .. } => format!("sliding window {sliding_window}"),
+        KvCacheSpec::SlidingWindow { sliding_window, .. } => {
+            format!("sliding window {sliding_window}{both_ways}")
+        }
         KvCacheSpec::ChunkedLocal { attention_chunk_size, .. } => {
             format!("chunked local {attention_chunk_size}")
         }
@@ -135,7 +146,7 @@ pub(crate) fn kind(spec: &KvCacheSpec) -> String {
         KvCacheSpec::Cross(_) => "cross attention".into(),
         KvCacheSpec::EncoderOnly(_) => "encoder only".into(),
         KvCacheSpec::Sink { sink_len, .. } => format!("sink of {sink_len}"),
-        _ => "full attention".into(),
+        _ => format!("full attention{both_ways}"),
     }
 }
 

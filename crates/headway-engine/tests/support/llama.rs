@@ -1,4 +1,4 @@
-//! A Llama or Mistral in float64, in straight loops, with the testkit's attention and its masks: what the engine is
+//! A Llama, Mistral or Qwen3 in float64, in straight loops, with the testkit's attention and its masks: what the engine is
 //! held against where no golden is.
 
 use headway_engine::loading;
@@ -53,8 +53,24 @@ impl Llama {
         }
     }
 
+    /// A layer's window: the config's, in the layers that `layer_types` lists, where it lists any.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let slides = self.config["layer_types"].get(layer).is_none_or(|t| t == "sliding_attention");
+        self.config["sliding_window"].as_u64().filter(|_| slides).map(|w| w as usize)
+    }
+
     /// Logits of the last token. `rswa`: window and prompt.
     pub fn logits(&self, tokens: &[u32], spans: &[Range<usize>], rswa: Option<(usize, usize)>) -> Vec<f64> {
+        self.logits_with(tokens, |_| spans, rswa)
+    }
+
+    /// The same with ranges that see both ways of each layer's own.
+    pub fn logits_with<'s>(
+        &self,
+        tokens: &[u32],
+        spans: impl Fn(usize) -> &'s [Range<usize>],
+        rswa: Option<(usize, usize)>,
+    ) -> Vec<f64> {
         let (width, heads) = (self.size("hidden_size"), self.size("num_attention_heads"));
         let (kv_heads, d) = (self.size("num_key_value_heads"), self.size("head_dim"));
         let embedding = &self.weights["model.embed_tokens.weight"];
@@ -66,7 +82,6 @@ impl Llama {
             head_size: d,
             head_size_v: d,
             scale: (d as f64).powf(-0.5),
-            sliding_window: self.config["sliding_window"].as_u64().map(|w| w as usize),
             rswa_window: rswa.map(|r| r.0),
             ..Params::default()
         };
@@ -76,10 +91,17 @@ impl Llama {
             let normed = self.norm(&x, &name("input_layernorm"));
             let [mut q, mut k, v] =
                 ["q", "k", "v"].map(|p| linear(&normed, w(&format!("self_attn.{p}_proj")), width));
+            for (x, part) in [(&mut q, "q"), (&mut k, "k")] {
+                let norm = name(&format!("self_attn.{part}_norm"));
+                if self.weights.contains_key(&norm) {
+                    *x = self.norm(x, &norm);
+                }
+            }
             self.rotate(&mut q, heads, d);
             self.rotate(&mut k, kv_heads, d);
             let prefix = rswa.map_or(0, |r| r.1);
-            let request = Request { q: &q, k: &k, v: &v, causal: true, spans, prefix };
+            let request = Request { q: &q, k: &k, v: &v, causal: true, spans: spans(layer), prefix };
+            let params = Params { sliding_window: self.window(layer), ..params.clone() };
             let mixed = linear(&attend(&params, &request).out, w("self_attn.o_proj"), heads * d);
             x.iter_mut().zip(mixed).for_each(|(x, y)| *x += y);
             let normed = self.norm(&x, &name("post_attention_layernorm"));
@@ -89,6 +111,6 @@ impl Llama {
             x.iter_mut().zip(out).for_each(|(x, y)| *x += y);
         }
         let last = self.norm(&x[x.len() - width..], "model.norm.weight");
-        linear(&last, &self.weights["lm_head.weight"], width)
+        linear(&last, self.weights.get("lm_head.weight").unwrap_or(embedding), width)
     }
 }

@@ -15,7 +15,10 @@ mod state_space;
 
 pub use config::ConfigReader;
 
-use super::{ModelError, ModelPlan, plan::MaskPlan};
+use super::{
+    ModelError, ModelPlan,
+    plan::{CausalLayers, MaskPlan, MixerPlan},
+};
 use crate::loading::{self, GgufFile, ModelFiles, ModelKind};
 use serde_json::Value;
 
@@ -60,11 +63,11 @@ pub fn plan(files: &ModelFiles) -> Result<ModelPlan, ModelError> {
 
 /// What any config may say of its attention's masks.
 fn with_masks(c: &ConfigReader<'_>, mut plan: ModelPlan) -> Result<ModelPlan, ModelError> {
-    plan.masks = MaskPlan {
-        mm_prefix: c.flag("is_mm_prefix_lm")?,
-        rswa_window: c.opt_usize("rswa_window")?,
-        causal: c.get("is_causal").is_none() || c.flag("is_causal")?,
-    };
+    let causal = CausalLayers::read(|f| c.get(f)).map_err(|(field, why)| c.error(field, why))?;
+    let sees_on = |m: &MixerPlan| matches!(m, MixerPlan::Attention(a) if !causal.holds(a.sliding_window));
+    let causal = if plan.mixers().any(|(_, m)| sees_on(m)) { causal } else { CausalLayers::All };
+    plan.masks =
+        MaskPlan { mm_prefix: c.flag("is_mm_prefix_lm")?, rswa_window: c.opt_usize("rswa_window")?, causal };
     match plan.masks.refused(&plan) {
         Some((what, remedy)) => Err(c.unsupported(what, remedy)),
         None => Ok(plan),

@@ -1,7 +1,7 @@
 //! The dimensions of softmax and of latent attention.
 
 use super::{AttentionNeeds, MixerNeeds, MlaNeeds, Reach, config::Config};
-use crate::models::ModelError;
+use crate::models::{ModelError, plan::CausalLayers};
 use serde_json::Value;
 
 const HEADS: &[&str] = &["num_attention_heads", "n_head", "n_heads", "num_heads"];
@@ -32,7 +32,13 @@ impl Shape {
         };
         let window = c.opt_count(&["sliding_window", "sliding_window_size", "attention_window_size"])?;
         let chunk = c.opt_count(&["attention_chunk_size"])?.filter(|_| c.model_type.starts_with("llama4"));
-        Ok(Self { windowed: windowed(c, &base)?, base: global(c, base)?, mla, window, chunk })
+        let (mut windowed, mut base) = (windowed(c, &base)?, global(c, base)?);
+        let causal = CausalLayers::read(|f| c.get(f)).map_err(|(field, why)| c.error(field, why))?;
+        (windowed.causal, base.causal) = (causal.holds(window), causal.holds(None));
+        if let Some(w) = c.opt_count(&["rswa_window"])? {
+            base.reach = Reach::Rswa(w);
+        }
+        Ok(Self { windowed, base, mla, window, chunk })
     }
 
     /// A layer that sees all tokens.
@@ -173,6 +179,8 @@ fn alibi(c: &Config<'_>) -> bool {
 
 /// Models whose prompts attend in both directions inside an image.
 fn mm_prefix(c: &Config<'_>) -> bool {
+    let asked = c.get("is_mm_prefix_lm").and_then(Value::as_bool) == Some(true);
     let both_ways = c.get("use_bidirectional_attention").and_then(Value::as_str) == Some("vision");
-    c.multimodal && (both_ways || matches!(c.outer_type.as_str(), "gemma3" | "paligemma" | "molmo2"))
+    let known = both_ways || matches!(c.outer_type.as_str(), "gemma3" | "paligemma" | "molmo2");
+    asked || (c.multimodal && known)
 }

@@ -205,7 +205,7 @@ impl LayerNeeds {
                         (None, None) => Reach::All,
                     },
                     mm_prefix: plan.masks.mm_prefix,
-                    causal: plan.masks.causal,
+                    causal: plan.masks.causal.holds(a.sliding_window),
                     logit_soft_cap: a.logit_soft_cap.is_some(),
                     sinks: a.sinks.is_some(),
                     attn_type: a.attn_type,

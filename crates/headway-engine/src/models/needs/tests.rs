@@ -115,6 +115,28 @@ fn heads_of_their_own() {
 }
 
 #[test]
+fn masks_as_the_plan_has_them() {
+    let base = json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 2,
+        "hidden_size": 64, "num_attention_heads": 4, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"]});
+    let masks = |more: Value| -> Vec<(Reach, bool, bool)> {
+        let mut config = base.clone();
+        more.as_object().unwrap().iter().for_each(|(k, v)| config[k] = v.clone());
+        let of = |l: &LayerNeeds| match &l.mixer {
+            MixerNeeds::Attention(a) => (a.reach, a.causal, a.mm_prefix),
+            _ => panic!("not softmax attention"),
+        };
+        read(&config).unwrap().mixers.iter().map(of).collect()
+    };
+    let (window, all) = (Reach::Window(8), Reach::All);
+    assert_eq!(masks(json!({})), [(window, true, false), (all, true, false)]);
+    assert_eq!(masks(json!({"is_causal": false})), [(window, false, false), (all, false, false)]);
+    assert_eq!(masks(json!({"dflash_config": {}})), [(window, true, false), (all, false, false)]);
+    assert_eq!(masks(json!({"is_mm_prefix_lm": true})), [(window, true, true), (all, true, true)]);
+    assert_eq!(masks(json!({"rswa_window": 4})), [(window, true, false), (Reach::Rswa(4), true, false)]);
+}
+
+#[test]
 fn experts_by_their_many_names() {
     for (name, experts) in [
         ("gpt-oss-120b", Some((4, 128))),

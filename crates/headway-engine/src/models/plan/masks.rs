@@ -1,9 +1,9 @@
 //! What a model's attention sees besides what causality and windows say.
 
-use super::{MixerPlan, ModelPlan};
+use super::{CausalLayers, MixerPlan, ModelPlan};
 
 /// Masks of all attention layers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaskPlan {
     /// Requests may name ranges of the prompt whose tokens see each other in both directions (PrefixLM: the tokens of
     /// an image), whatever a layer's window says. `is_mm_prefix_lm` in `config.json`.
@@ -11,15 +11,9 @@ pub struct MaskPlan {
     /// Layers without a window of their own see the prompt, and of the tokens after it the last so many, with the
     /// query's own (R-SWA, arXiv 2606.23050). `rswa_window` in `config.json`.
     pub rswa_window: Option<usize>,
-    /// No token of a prompt is seen by an earlier one. Otherwise a prompt's tokens see each other in both directions,
-    /// and each generated token what is before it. `is_causal` in `config.json`.
-    pub causal: bool,
-}
-
-impl Default for MaskPlan {
-    fn default() -> Self {
-        Self { mm_prefix: false, rswa_window: None, causal: true }
-    }
+    /// In which layers no token of a prompt is seen by an earlier one. In the others a prompt's tokens see each other in
+    /// both directions, and each generated token what is before it. `is_causal` or `dflash_config` in `config.json`.
+    pub causal: CausalLayers,
 }
 
 impl MaskPlan {
@@ -37,12 +31,11 @@ impl MaskPlan {
         }
         let mut mixers = plan.mixers().map(|(_, m)| m);
         if !mixers.all(|m| matches!(m, MixerPlan::Attention(_))) {
-            let what =
-                "is_mm_prefix_lm, rswa_window or is_causal beside layers that are not softmax attention";
+            let what = "is_mm_prefix_lm, rswa_window, is_causal or dflash_config beside layers that are not softmax attention";
             return Some((what, "leave them out, or use a model of softmax attention alone"));
         }
-        (self.rswa_window.is_some() && !self.causal).then_some((
-            "rswa_window together with is_causal false",
+        (self.rswa_window.is_some() && self.causal != CausalLayers::All).then_some((
+            "rswa_window together with is_causal false or dflash_config",
             "leave one of them out: R-SWA sees its prompt causally",
         ))
     }

@@ -1,11 +1,13 @@
 //! A model as data: per layer its norms, its mixer, its feed-forward, and the names of their weights.
 //! It says nothing of devices, dtypes or batches.
 
+mod causal;
 mod embedding;
 mod experts;
 mod masks;
 mod per_layer;
 
+pub use causal::CausalLayers;
 pub use embedding::{CrossPlan, EncoderPlan, LayerNormPlan, Pooling, PositionsPlan};
 pub use experts::{ExpertWeights, ExpertsPlan, StackedPlan};
 pub use masks::MaskPlan;

@@ -12,8 +12,10 @@ use headway_testkit::{
     golden::{check::Compute, walk::Table},
     testdata,
 };
+use serde_json::{Value, json};
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{Arc, Mutex},
 };
 use support::options;
@@ -25,7 +27,11 @@ fn fast(options: EngineOptions) -> EngineOptions {
 }
 
 fn open(options: &EngineOptions) -> LlmEngine {
-    LlmEngine::open(&testdata::model_dir(MODEL).unwrap(), options, &mut |_, _| ()).unwrap()
+    open_at(&testdata::model_dir(MODEL).unwrap(), options)
+}
+
+fn open_at(dir: &Path, options: &EngineOptions) -> LlmEngine {
+    LlmEngine::open(dir, options, &mut |_, _| ()).unwrap()
 }
 
 #[test]
@@ -81,7 +87,10 @@ struct Run {
 impl Run {
     /// Runs the requests together, `rounds` times over; the answers are the last round's.
     fn new(options: &EngineOptions, requests: &[GenerateRequest], rounds: usize) -> Self {
-        let mut engine = open(options);
+        Self::with(open(options), requests, rounds)
+    }
+
+    fn with(mut engine: LlmEngine, requests: &[GenerateRequest], rounds: usize) -> Self {
         let logits: Arc<Mutex<HashMap<RequestId, Vec<u32>>>> = Arc::default();
         let sink = logits.clone();
         engine.observe_logits(move |id, row| {
@@ -204,6 +213,45 @@ fn with_cached_prefixes_drafts_and_micro_batches() {
             run.rows.last_layer,
             requests.iter().map(|r| r.sampling.max_tokens.unwrap() as u64).sum::<u64>()
         );
+    }
+}
+
+#[test]
+fn preempted_requests_are_computed_again_the_same() {
+    let requests = requests();
+    let plain = Run::new(&exactly(64), &requests, 1);
+    let memory = &plain.engine.report().memory;
+    let page = memory.kv_cache_bytes / memory.kv_cache_blocks as u64;
+    let tight = EngineOptions { kv_cache_memory: Some(page * 16), max_model_len: Some(160), ..exactly(64) };
+    let run = Run::new(&fast(tight), &requests, 1);
+    run.same_as(&plain, "preempted");
+    assert!(run.engine.scheduler_stats().preemptions > 0, "{:?}", run.engine.scheduler_stats());
+}
+
+#[test]
+fn masks_of_each_group_hold_for_the_rows_too() {
+    // Full layers see a prompt both ways, those with windows don't; or none is causal.
+    let fields = [("dflash_config", json!({})), ("is_causal", json!(false))];
+    for field in fields {
+        let dir = tempfile::tempdir().unwrap();
+        for file in std::fs::read_dir(testdata::model_dir(MODEL).unwrap()).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+        }
+        let path = dir.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config[field.0] = field.1;
+        std::fs::write(&path, config.to_string()).unwrap();
+        let requests = requests();
+        let plain = Run::with(open_at(dir.path(), &exactly(128)), &requests, 1);
+        let run = Run::with(open_at(dir.path(), &fast(exactly(128))), &requests, 1);
+        run.same_as(&plain, field.0);
+        assert!(run.rows.last_layer < plain.rows.last_layer);
+        // The one full layer is the last that writes a cache: what its other rows see reaches no logits.
+        if field.0 == "is_causal" {
+            let causal = Run::new(&exactly(128), &requests, 1);
+            assert!(causal.answers[6].logits != plain.answers[6].logits);
+        }
     }
 }
 

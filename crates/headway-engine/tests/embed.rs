@@ -14,7 +14,11 @@ use headway_testkit::{
 };
 use serde_json::{Value, json};
 use std::path::Path;
-use support::options;
+
+/// Without a cache, memory for one would be refused.
+fn options(dtype: &str) -> EngineOptions {
+    EngineOptions { kv_cache_memory: None, ..support::options(dtype) }
+}
 
 fn open(dir: &Path, options: &EngineOptions, pooling: Option<Pooling>, normalize: bool) -> Embedder {
     Embedder::open(dir, options, EmbedOptions { pooling, normalize }, &mut |_, _| ()).unwrap()

@@ -341,9 +341,17 @@ impl<B: AttentionBackend<Kind: PickArgs>> DynBackend for Erased<B> {
         use serde::Deserialize;
         let c = match table {
             None => B::Config::default(),
-            Some(v) => B::Config::deserialize(v).map_err(|e| AttentionError::Config {
-                backend: self.rules.name.to_string(),
-                why: e.to_string(),
+            Some(v) => B::Config::deserialize(v).map_err(|e| {
+                // What the parser says of a value doesn't name its key.
+                let alone = |(k, v): &(&String, &serde_json::Value)| {
+                    let one = serde_json::Map::from_iter([((*k).clone(), (*v).clone())]);
+                    B::Config::deserialize(&serde_json::Value::Object(one)).is_err()
+                };
+                let why = match v.as_object().and_then(|o| o.iter().find(alone)) {
+                    Some((k, v)) if !e.to_string().contains(k.as_str()) => format!("{k} = {v}: {e}"),
+                    _ => e.to_string(),
+                };
+                AttentionError::Config { backend: self.rules.name.to_string(), why }
             })?,
         };
         Ok(ErasedConfig(Arc::new(c)))

@@ -117,27 +117,13 @@ impl Embedder {
             }
             .into());
         };
-        if let Some(k) = options.speculative_tokens.filter(|k| *k > 0) {
-            return Err(StartupError::Option {
-                option: "--speculative-tokens",
-                value: k.to_string(),
-                why: "an encoder generates nothing that could be drafted; leave it out".into(),
-            });
-        }
         let pooling = match embed.pooling {
             Some(p) => p,
             None => pooling_of(&files)?.unwrap_or(pooling),
         };
         let tokenizer = tokenizer(&files, path)?;
-        let startup = Startup::run(&files, options, progress)?;
-        Ok(Self {
-            runner: startup.runner,
-            tokenizer,
-            limits: startup.limits,
-            pooling,
-            normalize: embed.normalize,
-            steps: 0,
-        })
+        let Startup { runner, decided } = Startup::run(&files, options, progress)?;
+        Ok(Self { runner, tokenizer, limits: decided.limits, pooling, normalize: embed.normalize, steps: 0 })
     }
 
     /// What was decided at start-up.
@@ -276,7 +262,7 @@ fn normalize(vector: &mut [f32]) {
 }
 
 /// As the model's own files say.
-fn pooling_of(files: &ModelFiles) -> Result<Option<Pooling>, StartupError> {
+pub(super) fn pooling_of(files: &ModelFiles) -> Result<Option<Pooling>, StartupError> {
     let path = files.root.join(POOLING_FILE);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,

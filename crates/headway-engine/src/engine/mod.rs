@@ -12,6 +12,7 @@ mod session;
 pub use embed::{EmbedError, EmbedOptions, Embedder};
 pub use llm::{LlmEngine, LogitsObserver};
 pub use open::OpenProgress;
+pub(crate) use open::refusal as open_refusal;
 pub use ranges::RangeError;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 
@@ -20,6 +21,10 @@ use crate::{
     scheduler::{RequestId, SchedulerError},
     text::Tokenizer,
 };
+
+/// How the encoder of an encoder-decoder is reached.
+pub const ENCODER_INPUT: &str =
+    "its input comes with each request, as encoder_ids of GenerateRequest, which the Rust API alone takes";
 
 /// Why a step failed. Requests stay queued; the same error may come back.
 #[derive(Debug, thiserror::Error)]

@@ -1,14 +1,19 @@
 //! Opening an engine: files, tokenizer, start-up, scheduler.
 
-use super::llm::LlmEngine;
+use super::{embed, llm::LlmEngine};
 use crate::{
     kv::{KvCacheManager, KvGroupPolicy},
     loading::{self, LoadError, ModelFiles, ModelKind},
     models::{ModelError, arch, dummy},
     options::{EngineOptions, LoadFormat},
-    runner::{StartupError, startup::Startup},
+    runner::{
+        StartupError, devices,
+        facts::Facts,
+        limits,
+        startup::{self, Decided, Startup},
+    },
     sampling::Sampler,
-    scheduler::{Scheduler, SchedulerConfig, SchedulerError, StepPlan},
+    scheduler::{Scheduler, SchedulerError, StepPlan},
     speculation::SpeculationStats,
     text::{GgufTokenizer, Tokenizer},
 };
@@ -36,30 +41,18 @@ impl LlmEngine {
         };
         arch::refuse_unknown(&files)?;
         refuse_encoders(&files)?;
-        let (tokenizer, startup) =
+        let eos_ids = eos_ids(&files)?;
+        let (tokenizer, Startup { mut runner, decided }) =
             while_reading_tokenizer(&files, path, || Startup::run(&files, options, progress))?;
-        let eos_ids = eos_ids(&files, tokenizer.as_ref())?;
-        let config = SchedulerConfig {
-            max_num_batched_tokens: startup.limits.max_num_tokens,
-            max_num_seqs: startup.limits.max_num_reqs,
-            max_model_len: startup.limits.max_model_len,
-            long_prefill_token_threshold: None,
-            decode_first_threshold: startup.reorder_batch_threshold,
-            num_speculative_tokens: startup.limits.num_speculative_tokens,
-        };
-        let policies = startup.kv_specs.iter().map(policy).collect();
-        let kv = KvCacheManager::new(startup.num_blocks, policies, startup.prefix_caching)
-            .map_err(SchedulerError::from)?;
-        let scheduler = Scheduler::new(config, kv)?;
-        let mut runner = startup.runner;
+        let scheduler = scheduler(&decided)?;
         runner.note_max_request_tokens(scheduler.max_total_tokens());
         Ok(Self {
             runner,
             scheduler,
+            eos_ids: tokenizer.as_ref().map_or(eos_ids, |t| t.eos_ids().to_vec()),
             tokenizer,
-            eos_ids,
             sampler: Sampler::new(),
-            lookup: startup.lookup,
+            lookup: decided.lookup(),
             speculation: SpeculationStats::default(),
             sessions: HashMap::new(),
             plan: StepPlan::default(),
@@ -68,6 +61,40 @@ impl LlmEngine {
             observer: None,
         })
     }
+}
+
+/// What opening a model would fail with before it reads a weight or a tokenizer, `available` bytes being free. The
+/// device is opened where `open_device`.
+///
+/// # Errors
+/// That.
+pub(crate) fn refusal(
+    files: &ModelFiles,
+    facts: &Facts,
+    options: &EngineOptions,
+    available: Option<u64>,
+    open_device: bool,
+) -> Result<(), StartupError> {
+    match facts.plan.pooling {
+        None => drop(eos_ids(files)?),
+        Some(_) => drop(embed::pooling_of(files)?),
+    }
+    limits::refuse_what_is_not_there(options)?;
+    if open_device {
+        devices::open(options)?;
+    }
+    let decided = startup::decide(facts, options, available)?;
+    match facts.plan.pooling {
+        None => scheduler(&decided).map(drop),
+        Some(_) => Ok(()),
+    }
+}
+
+fn scheduler(decided: &Decided) -> Result<Scheduler, StartupError> {
+    let policies = decided.specs().map(policy).collect();
+    let kv = KvCacheManager::new(decided.cache.num_blocks, policies, decided.prefix_caching)
+        .map_err(SchedulerError::from)?;
+    Ok(Scheduler::new(decided.scheduler.clone(), kv)?)
 }
 
 /// A model that generates nothing.
@@ -129,12 +156,12 @@ fn tokenizer(files: &ModelFiles, path: &Path) -> Result<Option<Tokenizer>, Start
     })
 }
 
-/// The tokenizer's ids that end an answer, or the config's where there is no tokenizer.
-fn eos_ids(files: &ModelFiles, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, StartupError> {
-    if let Some(t) = tokenizer {
-        return Ok(t.eos_ids().to_vec());
-    }
+/// The config's ids that end an answer, of a model without a tokenizer, which would say.
+fn eos_ids(files: &ModelFiles) -> Result<Vec<u32>, StartupError> {
     let ModelKind::Safetensors(hf) = &files.kind else { return Ok(vec![]) };
+    if hf.tokenizer_json.is_some() {
+        return Ok(vec![]);
+    }
     let field = |v: &serde_json::Value| v.get("eos_token_id").filter(|v| !v.is_null()).cloned();
     let Some(value) = hf.generation_config.as_ref().and_then(field).or_else(|| field(&hf.config)) else {
         return Ok(vec![]);

@@ -1,7 +1,7 @@
-//! What a single change of an option would gain: each is tried with [`resolve()`](super::resolve()), and those that give a
+//! What a single change of an option would gain: each is tried with `answer`, and those that give a
 //! layer a better backend, a stronger graph mode, or a start at all, are told.
 
-use super::{Contenders, ExplainOptions, Outcome, Query, Verdict, resolve};
+use super::{Contenders, ExplainOptions, Outcome, Subject, Verdict, answer};
 use crate::{models::ModelNeeds, options::DTypeOption, runner::report::SuggestionReport};
 use headway_attention::GraphMode;
 use headway_tensor::DType;
@@ -21,15 +21,14 @@ struct Change {
 
 /// The changes that gain something, at most one an option.
 pub(super) fn suggestions(
-    model: &ModelNeeds,
-    weights: Option<u64>,
+    subject: &Subject,
     options: &ExplainOptions,
     contenders: &Contenders,
     now: &Outcome,
 ) -> Vec<SuggestionReport> {
     let mut out: Vec<SuggestionReport> = vec![];
-    let best = strength(now.graph_mode) == (GraphMode::Full, true)
-        || options.engine.device.as_deref() == Some("cpu");
+    let Ok(model) = subject.needs(contenders) else { return out };
+    let best = strength(now.graph_mode) == (GraphMode::Full, true) || now.has_no_graphs;
     if now.verdict == Verdict::Starts && best && (0..now.picks.len()).all(|i| rank(now, i) == 0) {
         return out;
     }
@@ -37,8 +36,7 @@ pub(super) fn suggestions(
         if out.iter().any(|s| s.option == c.option) {
             continue;
         }
-        let Ok(query) = Query::new(model, weights, &c.options, contenders) else { continue };
-        let then = resolve(model, &query, contenders);
+        let Ok(then) = answer(subject, &c.options, contenders, false) else { continue };
         if let Some(gain) = gain(model, now, &then, &c) {
             out.push(SuggestionReport { option: c.option, from: c.from, to: c.to, gain });
         }

@@ -94,7 +94,10 @@ impl Contenders {
     /// A backend's place in a layer's order of preference; the last for one that isn't in it.
     pub fn rank(&self, need: &LayerNeed, backend: &str) -> usize {
         let at = match self {
-            Self::Own(registry) => registry.iter().position(|b| b.rules().name == backend),
+            Self::Own(registry) => {
+                let mut of_kind = registry.iter().filter(|b| b.rules().kind == need.kind);
+                of_kind.position(|b| b.rules().name == backend)
+            }
             Self::Catalog(catalog) => {
                 catalog.priorities(need).ok().and_then(|p| p.iter().position(|n| n == backend))
             }

@@ -1,6 +1,6 @@
 //! Why a question can't be answered.
 
-use crate::{models::ModelError, runner::StartupError};
+use crate::runner::StartupError;
 use headway_attention::AttentionError;
 
 /// What can be wrong with a question.
@@ -27,12 +27,12 @@ pub enum ExplainError {
         /// Why.
         why: String,
     },
+    /// A model that can't be read.
+    #[error("{0}")]
+    Subject(String),
     /// As start-up refuses it.
     #[error(transparent)]
     Startup(#[from] StartupError),
-    /// The config.
-    #[error(transparent)]
-    Model(#[from] ModelError),
     /// Devices, versions, backends.
     #[error(transparent)]
     Attention(#[from] AttentionError),

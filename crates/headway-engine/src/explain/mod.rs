@@ -12,6 +12,7 @@ mod error;
 mod options;
 mod report;
 mod resolve;
+mod subject;
 mod unknowns;
 
 pub use contenders::Contenders;
@@ -19,25 +20,38 @@ pub use device::{Target, known_devices};
 pub use error::ExplainError;
 pub use options::{ExplainOptions, Query};
 pub use resolve::{Outcome, Verdict, resolve};
+pub use subject::Subject;
 
-use crate::models::ModelNeeds;
+use subject::Answer;
 
 /// The report of what start-up would decide, with what a single change of an option would gain.
 ///
 /// # Errors
-/// [`ExplainError`]: options that can't be, or contradict each other.
+/// [`ExplainError`]: a model that can't be read; options that can't be, or contradict each other.
 pub fn explain(
-    model: &ModelNeeds,
-    weights_bytes: Option<u64>,
+    subject: &Subject,
     options: &ExplainOptions,
     contenders: &Contenders,
 ) -> Result<Outcome, ExplainError> {
-    let query = Query::new(model, weights_bytes, options, contenders)?;
-    let mut outcome = resolve(model, &query, contenders);
-    // No option mends what the model's own files say.
-    if matches!(contenders, Contenders::Own(_)) && model.refused.is_some() {
-        return Ok(outcome);
+    let mut outcome = answer(subject, options, contenders, true)?;
+    if !outcome.no_change_helps {
+        outcome.report.suggestions = change::suggestions(subject, options, contenders, &outcome);
     }
-    outcome.report.suggestions = change::suggestions(model, weights_bytes, options, contenders, &outcome);
     Ok(outcome)
+}
+
+/// What comes out. Where this engine would start on this machine, start-up itself has the last word.
+fn answer(
+    subject: &Subject,
+    options: &ExplainOptions,
+    contenders: &Contenders,
+    open_device: bool,
+) -> Result<Outcome, ExplainError> {
+    let model = subject.needs(contenders).map_err(ExplainError::Subject)?;
+    let start = subject.start(options, contenders, open_device);
+    match (Query::new(model, subject.weights_bytes(contenders), options, contenders), start) {
+        (Ok(query), start) => Ok(resolve(model, &query, contenders).settled(start, model)),
+        (Err(_), Answer::Options(e)) => Err(e.into()),
+        (Err(e), _) => Err(e),
+    }
 }

@@ -6,7 +6,8 @@ use crate::{
     options::{DTypeOption, EngineOptions},
     runner::{
         decide::{self, Setting},
-        limits, memory, micro_batches, speculation,
+        limits::{self, Limits},
+        memory, needs, speculation,
     },
     speculation::LookupSizes,
 };
@@ -77,10 +78,16 @@ impl Query {
         refuse_what_does_not_belong(options, own, &target)?;
         let request = backends(o, contenders)?;
         let graph_mode = o.graph_mode.as_deref().map(str::parse::<GraphMode>).transpose()?;
-        contradictions(options, model, &target, graph_mode)?;
+        contradictions(options, model, &target, graph_mode, own)?;
         let dtype = dtype(o.dtype, model.dtype, &target, own);
-        let (kv_cache_dtype, kv_element) = kv_cache_dtype(o, model, dtype, own, contenders)?;
-        let max_model_len = max_model_len(o, model)?;
+        let (kv_cache_dtype, kv_element) = match own {
+            true => {
+                let element = needs::kv_cache_dtype(dtype, o)?;
+                (KvCacheDType::from(needs::kv_name(element).to_owned()), element)
+            }
+            false => kv_cache_dtype(o, model, dtype, contenders)?,
+        };
+        let limits = limits_in_force(o, model, own)?;
         let (kv_memory, kv_memory_because) = kv_memory(options, &target, weights_bytes);
         let setting = Setting {
             platform: target.platform,
@@ -99,21 +106,16 @@ impl Query {
                 kv_element,
             )
         };
-        let (seqs, tokens) = match own {
-            true => (limits::DEFAULT_MAX_NUM_SEQS, limits::DEFAULT_MAX_NUM_BATCHED_TOKENS),
-            false => (VLLM_MAX_NUM_SEQS, VLLM_MAX_NUM_BATCHED_TOKENS),
-        };
-        let max_num_batched_tokens = o.max_num_batched_tokens.unwrap_or(tokens);
         Ok(Self {
             setting,
             request,
             layout: decide::layout(o.kv_layout.as_deref())?,
             graph_mode,
             compilation: options.compilation.unwrap_or(true),
-            max_model_len,
-            max_num_seqs: o.max_num_seqs.unwrap_or(seqs),
-            max_num_batched_tokens,
-            micro_batching: micro_batches::resolve(o, max_num_batched_tokens)?,
+            max_model_len: limits.max_model_len,
+            max_num_seqs: limits.max_num_reqs,
+            max_num_batched_tokens: limits.max_num_tokens,
+            micro_batching: limits.micro_batching,
             kv_memory,
             kv_memory_because,
             weights_bytes,
@@ -189,6 +191,7 @@ fn contradictions(
     model: &ModelNeeds,
     target: &Target,
     graph_mode: Option<GraphMode>,
+    own: bool,
 ) -> Result<(), ExplainError> {
     let o = &x.engine;
     let (tp, dcp) = (o.tensor_parallel.unwrap_or(1), o.decode_context_parallel.unwrap_or(1));
@@ -231,7 +234,7 @@ fn contradictions(
         );
     }
     let tokens = o.max_num_batched_tokens.zip(o.max_num_seqs);
-    if let Some((tokens, seqs)) = tokens.filter(|(t, s)| t < s) {
+    if let Some((tokens, seqs)) = tokens.filter(|(t, s)| !own && t < s) {
         return clash(
             format!("--max-num-batched-tokens {tokens}"),
             format!("--max-num-seqs {seqs}"),
@@ -264,11 +267,10 @@ fn kv_cache_dtype(
     o: &EngineOptions,
     model: &ModelNeeds,
     dtype: DType,
-    own: bool,
     contenders: &Contenders,
 ) -> Result<(KvCacheDType, DType), ExplainError> {
     // A checkpoint that brings scales for its cache wants that cache.
-    let from_checkpoint = model.kv_cache_dtype.as_deref().filter(|_| !own && o.kv_cache_dtype.is_none());
+    let from_checkpoint = model.kv_cache_dtype.as_deref().filter(|_| o.kv_cache_dtype.is_none());
     let asked = o.kv_cache_dtype.as_deref().or(from_checkpoint).unwrap_or("auto").to_ascii_lowercase();
     let name = KvCacheDType::from(asked.clone());
     let element = match asked.as_str() {
@@ -276,8 +278,6 @@ fn kv_cache_dtype(
         _ => name.element(dtype),
     };
     if let Some(element) = element {
-        // headway's own rule books name the element type.
-        let name = if own && asked == "auto" { KvCacheDType::from(dtype.name().to_owned()) } else { name };
         return Ok((name, element));
     }
     let known = contenders.kv_cache_dtypes(&LayerNeed::default());
@@ -293,15 +293,20 @@ fn kv_cache_dtype(
     Err(ExplainError::unknown("--kv-cache-dtype", &asked, &known))
 }
 
-fn max_model_len(o: &EngineOptions, model: &ModelNeeds) -> Result<usize, ExplainError> {
-    match (o.max_model_len, model.max_model_len) {
-        (Some(n), Some(most)) if n > most => Err(ExplainError::Option {
-            option: "--max-model-len",
-            value: n.to_string(),
-            why: format!("the model was made for at most {most} tokens; give that or less"),
-        }),
-        (asked, config) => Ok(asked.or(config).unwrap_or(UNKNOWN_MODEL_LEN)),
+/// The engine's defaults where nothing is asked.
+fn limits_in_force(o: &EngineOptions, model: &ModelNeeds, own: bool) -> Result<Limits, ExplainError> {
+    let most = model.max_model_len.or(o.max_model_len).unwrap_or(UNKNOWN_MODEL_LEN);
+    if own {
+        return Ok(Limits::resolve(o, most)?);
     }
+    let asked = EngineOptions {
+        max_num_seqs: o.max_num_seqs.or(Some(VLLM_MAX_NUM_SEQS)),
+        max_num_batched_tokens: o.max_num_batched_tokens.or(Some(VLLM_MAX_NUM_BATCHED_TOKENS)),
+        // How many fit into its steps is its own rule.
+        speculative_tokens: None,
+        ..o.clone()
+    };
+    Ok(Limits::resolve(&asked, most)?)
 }
 
 /// Bytes of the KV cache of a rank, and where the number comes from.

@@ -29,12 +29,6 @@ pub(super) fn begin(model: &ModelNeeds, query: &Query, contenders: &Contenders) 
     };
     r.memory.weights_bytes = query.weights_bytes.unwrap_or(0);
     r.graph_mode.requested = query.graph_mode.map(|m| m.to_string());
-    if matches!(contenders, Contenders::Own(_)) && model.refused.is_some() {
-        r.warnings.push(format!(
-            "headway can't run this {}; what its attention layers would get is told all the same",
-            model.architecture
-        ));
-    }
     options(&mut r, model, query);
     r
 }

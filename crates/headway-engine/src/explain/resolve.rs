@@ -1,6 +1,6 @@
 //! The way of start-up: needs, a backend for each, block sizes, the cache's plan, builders, graph mode, memory.
 
-use super::{Contenders, Query, report, unknowns};
+use super::{Answer, Contenders, Query, report, unknowns};
 use crate::{
     models::{ModelNeeds, needs::MixerNeeds},
     runner::{
@@ -8,8 +8,6 @@ use crate::{
         block_size::{self, BlockSizes},
         capacity,
         fast_prefill::SharingLayers,
-        needs::refuse_unused,
-        speculation,
     },
 };
 use headway_attention::{
@@ -46,6 +44,10 @@ pub struct Outcome {
     pub(super) picks: Vec<Option<(String, usize)>>,
     /// The graph mode in force.
     pub(super) graph_mode: GraphMode,
+    /// Of a device without graphs, where none could be stronger.
+    pub(super) has_no_graphs: bool,
+    /// It is the model's files or the device that can't be.
+    pub(super) no_change_helps: bool,
 }
 
 /// What stands once every layer has a backend.
@@ -69,41 +71,56 @@ pub fn resolve(model: &ModelNeeds, query: &Query, contenders: &Contenders) -> Ou
         Some((name, rank))
     };
     let picks = picked.iter().zip(&needs).map(pick).collect();
-    let fails = |mut report: StartupReport, error: String, verdict, picks| {
+    let fails = |mut report: StartupReport, error: String, verdict| {
         report.error = Some(error);
-        Outcome { report, verdict, picks, graph_mode: GraphMode::None }
+        (report, verdict, GraphMode::None)
     };
-    let selections: Vec<Selection> =
-        match picked.iter().map(|p| p.clone().map_err(|e| e.to_string())).collect() {
-            Ok(s) => s,
+    let selections: Result<Vec<Selection>, String> = picked.iter().cloned().collect();
+    let (report, verdict, graph_mode) = match selections {
+        Err(e) => {
+            report::no_backend(&mut report, model, query, &needs, &picked, contenders);
+            fails(report, e, Verdict::NoBackend)
+        }
+        Ok(selections) => match plan(model, query, &selections) {
+            Ok(p) => match report::planned(&mut report, model, query, &selections, &p) {
+                Ok(()) => (report, Verdict::Starts, p.graph.mode),
+                Err(e) => fails(report, e.to_string(), Verdict::Fails),
+            },
             Err(e) => {
-                report::no_backend(&mut report, model, query, &needs, &picked, contenders);
-                return fails(report, e, Verdict::NoBackend, picks);
+                report::unplanned(&mut report, model, query, &selections);
+                fails(report, e.to_string(), Verdict::Fails)
+            }
+        },
+    };
+    let has_no_graphs = query.setting.platform == "cpu";
+    Outcome { report, verdict, picks, graph_mode, has_no_graphs, no_change_helps: false }
+}
+
+impl Outcome {
+    /// With the word of start-up, where it was asked.
+    pub(super) fn settled(mut self, start: Answer, model: &ModelNeeds) -> Self {
+        let no_backend = self.picks.iter().any(Option::is_none);
+        let fails = |no_backend| if no_backend { Verdict::NoBackend } else { Verdict::Fails };
+        let (error, verdict) = match start {
+            Answer::NotAsked => return self,
+            Answer::Starts(warnings) => {
+                self.report.warnings.extend(warnings);
+                (None, Verdict::Starts)
+            }
+            Answer::Options(e) => {
+                self.no_change_helps = matches!(e, StartupError::Option { option: "--threads", .. });
+                (Some(e.to_string()), fails(no_backend))
+            }
+            Answer::Model { error, known } => {
+                self.no_change_helps = true;
+                let what = "what its attention layers would get is told all the same";
+                let warning = format!("headway can't run this {}; {what}", model.architecture);
+                self.report.warnings.insert(0, warning);
+                (Some(error), fails(no_backend && !known))
             }
         };
-    if let (Contenders::Own(registry), Some(name)) = (contenders, &query.request.backend)
-        && let Err(e) = refuse_unused(registry, name, &needs)
-    {
-        return fails(report, e.to_string(), Verdict::Fails, picks);
-    }
-    let refused = model.refused.as_ref().filter(|_| matches!(contenders, Contenders::Own(_)));
-    match plan(model, query, &selections) {
-        Ok(p) => {
-            let graph_mode = p.graph.mode;
-            let planned = report::planned(&mut report, model, query, &selections, &p);
-            match planned {
-                Ok(()) if refused.is_some() => {
-                    report.error = refused.cloned();
-                    Outcome { report, verdict: Verdict::Fails, picks, graph_mode }
-                }
-                Ok(()) => Outcome { report, verdict: Verdict::Starts, picks, graph_mode },
-                Err(e) => fails(report, e.to_string(), Verdict::Fails, picks),
-            }
-        }
-        Err(e) => {
-            report::unplanned(&mut report, model, query, &selections);
-            fails(report, e.to_string(), Verdict::Fails, picks)
-        }
+        (self.report.error, self.verdict) = (error, verdict);
+        self
     }
 }
 
@@ -150,10 +167,6 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
             g.backend.plan(&g.info, &g.backend.parse_config(table)?)
         })
         .collect::<Result<Vec<_>, AttentionError>>()?;
-    if query.lookup.is_some() {
-        let names = cache.attention_groups.iter().map(|g| &*g.backend.rules().name);
-        speculation::check_builders(setting.speculative_tokens, names.zip(&builders))?;
-    }
     let block_bytes = cache.total_bytes / cache.num_blocks.max(1);
     let num_blocks = (query.kv_memory / (block_bytes as u64).max(1)).min(i32::MAX as u64) as usize;
     let num_blocks = if block_bytes == 0 { 1 } else { num_blocks };

@@ -24,7 +24,6 @@ pub mod open;
 pub mod safetensors;
 
 pub use checkpoint::{Checkpoint, StaticFp8};
-pub use dequantise::refuse_quantisation;
 pub use error::LoadError;
 pub use gguf::GgufFile;
 pub use mmap::map_file;

@@ -207,7 +207,10 @@ fn open_hf(
     let files = hf_files(config_path)?;
     let checkpoint: Arc<dyn Checkpoint> = match Format::of(&files.config_path, &files.config)? {
         None => Arc::new(open(&[])?),
-        Some(format) => Arc::new(Dequantised::new(open(format.packed_types())?, format)),
+        Some(format) => {
+            let inner = open(format.packed_types())?;
+            Arc::new(Dequantised::new(inner, format, &files.config_path, &files.config)?)
+        }
     };
     Ok(ModelFiles { root: root.to_owned(), kind: ModelKind::Safetensors(Box::new(files)), checkpoint })
 }

@@ -28,15 +28,28 @@ use std::{
 /// # Errors
 /// No config there; an architecture without a plan; a dtype that weights can't have.
 pub fn open(path: &Path) -> Result<ModelFiles, ModelError> {
+    let (mut files, file, dtype) = without_weights(path)?;
+    let plan = arch::plan(&files)?;
+    files.checkpoint = Arc::new(Dummy::of(file, tensors(&plan), dtype));
+    Ok(files)
+}
+
+/// The config at `path` as [`open`] reads it, without a single weight.
+///
+/// # Errors
+/// As [`open`], a plan aside.
+pub fn config_alone(path: &Path) -> Result<ModelFiles, ModelError> {
+    Ok(without_weights(path)?.0)
+}
+
+fn without_weights(path: &Path) -> Result<(ModelFiles, String, WeightType), ModelError> {
     let hf = config_files(path)?;
     let dtype = weight_type(&hf.config_path, &hf.config)?;
     let root = hf.config_path.parent().map(Path::to_owned).unwrap_or_default();
     let file = hf.config_path.display().to_string();
     let nothing = Arc::new(Dummy::of(file.clone(), HashMap::new(), dtype));
-    let mut files = ModelFiles { root, kind: ModelKind::Safetensors(Box::new(hf)), checkpoint: nothing };
-    let plan = arch::plan(&files)?;
-    files.checkpoint = Arc::new(Dummy::of(file, tensors(&plan), dtype));
-    Ok(files)
+    let files = ModelFiles { root, kind: ModelKind::Safetensors(Box::new(hf)), checkpoint: nothing };
+    Ok((files, file, dtype))
 }
 
 /// The files beside the weights that there are not.

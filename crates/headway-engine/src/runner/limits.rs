@@ -2,8 +2,11 @@
 //! this build refuses by name.
 
 use super::{StartupError, micro_batches};
-use crate::{models::ModelPlan, options::EngineOptions};
-use headway_attention::{KvCacheSpec, group::graph::MicroBatching};
+use crate::{
+    models::{ModelPlan, plan::MixerPlan},
+    options::EngineOptions,
+};
+use headway_attention::{KvCacheSpec, group::graph::MicroBatching, process::rules::AttnType};
 
 /// Limits in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,18 +35,17 @@ const SMALLEST_BLOCK: usize = 16;
 const GRAPH_MODES: [&str; 5] = ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"];
 
 impl Limits {
-    /// Asked limits held against the model's.
+    /// Asked limits held against the `most` tokens that the model was made for.
     ///
     /// # Errors
     /// 0; a length beyond the model's; more drafted tokens than a step holds.
-    pub fn resolve(options: &EngineOptions, plan: &ModelPlan) -> Result<Self, StartupError> {
+    pub fn resolve(options: &EngineOptions, most: usize) -> Result<Self, StartupError> {
         let positive = |option: &'static str, v: Option<usize>| match v {
             Some(0) => {
                 Err(StartupError::Option { option, value: "0".into(), why: "it must be at least 1".into() })
             }
             v => Ok(v),
         };
-        let most = plan.max_position_embeddings;
         let max_model_len = match positive("--max-model-len", options.max_model_len)? {
             Some(n) if n > most => {
                 return Err(StartupError::Option {
@@ -140,6 +142,46 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
     Ok(())
 }
 
+/// Refuses by name what could change nothing in this model: drafts of what generates nothing, and what is asked of a
+/// cache that no layer keeps. A state is no cache of keys and values, but takes its memory.
+///
+/// # Errors
+/// The first such option.
+pub fn refuse_what_has_no_effect(o: &EngineOptions, plan: &ModelPlan) -> Result<(), StartupError> {
+    let refuse = |option, value: String, why: &str| {
+        let why = format!("{}{why}; leave it out", plan.architecture);
+        Err(StartupError::Option { option, value, why })
+    };
+    if let Some(k) = o.speculative_tokens.filter(|k| *k > 0 && plan.pooling.is_some()) {
+        return refuse(
+            "--speculative-tokens",
+            k.to_string(),
+            " is an encoder, which generates nothing that could be drafted",
+        );
+    }
+    let keeps = |m: &MixerPlan| match m {
+        MixerPlan::Attention(a) => !matches!(a.attn_type, AttnType::Encoder | AttnType::EncoderOnly),
+        MixerPlan::Mla(_) | MixerPlan::Cross(_) => true,
+        MixerPlan::StateSpace(_) => false,
+    };
+    if plan.mixers().any(|(_, m)| keeps(m)) {
+        return Ok(());
+    }
+    let states = plan.mixers().any(|(_, m)| matches!(m, MixerPlan::StateSpace(_)));
+    let number = |n: Option<u64>| n.map(|n| n.to_string());
+    for (option, value) in [
+        ("--block-size", number(o.block_size.map(|n| n as u64))),
+        ("--kv-cache-dtype", o.kv_cache_dtype.clone().filter(|d| d != "auto")),
+        ("--kv-layout", o.kv_layout.clone()),
+        ("--kv-cache-memory", number(o.kv_cache_memory).filter(|_| !states)),
+    ] {
+        if let Some(value) = value {
+            return refuse(option, value, " has no layer that keeps keys and values");
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +219,7 @@ mod tests {
 
     #[test]
     fn buffers_that_never_fit_are_refused_by_the_option_that_decides() {
-        let fine = Limits::resolve(&EngineOptions::default(), &plan()).unwrap();
+        let fine = Limits::resolve(&EngineOptions::default(), 4096).unwrap();
         let available = Some(1 << 30);
         assert!(fine.fit(&plan(), available).is_ok());
         for (limits, option) in [

@@ -6,6 +6,7 @@ pub mod capacity;
 pub mod decide;
 pub mod devices;
 pub mod error;
+pub(crate) mod facts;
 pub mod fast_prefill;
 mod inputs;
 pub mod limits;
@@ -16,7 +17,7 @@ pub(crate) mod needs;
 pub(crate) mod present;
 pub mod report;
 pub(crate) mod speculation;
-pub mod startup;
+pub(crate) mod startup;
 pub mod step_times;
 
 pub use error::StartupError;

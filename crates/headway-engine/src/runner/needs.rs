@@ -20,10 +20,10 @@ pub const ACTIVATIONS: DType = DType::F32;
 
 /// The cache's element type: as asked, or the model's; float16 for block-quantised files, whose
 /// weights have no element type.
-pub fn kv_cache_dtype(files: &ModelFiles, options: &EngineOptions) -> Result<DType, StartupError> {
+pub fn kv_cache_dtype(weights: DType, options: &EngineOptions) -> Result<DType, StartupError> {
     let model = match options.dtype {
         DTypeOption::As(d) => d,
-        DTypeOption::Auto => model_dtype(files),
+        DTypeOption::Auto => weights,
     };
     let asked = options.kv_cache_dtype.as_deref().unwrap_or("auto");
     KvCacheDType(asked.to_owned().into()).element(model).ok_or_else(|| StartupError::Option {
@@ -112,11 +112,7 @@ pub fn select_backends(
 ///
 /// # Errors
 /// An unknown name; a backend that no layer was asked to take and that isn't for states, which choose their own.
-pub(crate) fn refuse_unused(
-    registry: &Registry,
-    name: &str,
-    needs: &[LayerNeed],
-) -> Result<(), StartupError> {
+fn refuse_unused(registry: &Registry, name: &str, needs: &[LayerNeed]) -> Result<(), StartupError> {
     let rules = registry.get(name)?.rules();
     let states = !needs.is_empty() && needs.iter().all(|n| n.kind == KindTag::StateSpace);
     match states && rules.kind != KindTag::StateSpace {

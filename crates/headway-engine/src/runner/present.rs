@@ -5,11 +5,13 @@ use super::{
     block_size::BlockSizes,
     capacity,
     devices::OpenDevice,
+    facts::Facts,
     fast_prefill::SharingLayers,
-    limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS, Limits},
+    limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS},
     micro_batches::builder_bytes,
     needs,
     report::{CodedOutputReport, GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
+    startup::Decided,
 };
 use crate::{
     loading::ModelFiles,
@@ -19,26 +21,23 @@ use crate::{
 };
 use headway_attention::{
     AttentionGroup, AttentionGroupPlan, AttnLayer, KvCacheSpec,
-    group::{graph::MicroBatching, kv::page::RequestLimits, plan::KvCachePlan},
-    process::select::{Refused, Selection},
+    group::{graph::MicroBatching, kv::page::RequestLimits},
+    process::select::Refused,
 };
-use headway_tensor::DType;
 
 /// What is known before weights are loaded.
 pub(super) fn report(
+    facts: &Facts,
     files: &ModelFiles,
     options: &EngineOptions,
     device: &OpenDevice,
-    plan: &ModelPlan,
-    selections: &[Selection],
-    cache: &KvCachePlan,
-    limits: &Limits,
-    kv_dtype: DType,
+    decided: &Decided,
 ) -> StartupReport {
+    let Decided { plan, selections, cache, limits, .. } = decided;
     let layers = LayerNeeds::of_plan(plan);
     let mut r = StartupReport {
         model: described(plan),
-        files: files.checkpoint.describe(),
+        files: facts.files.clone(),
         engine: "headway".into(),
         device: device.description.clone(),
         groups: cache
@@ -55,12 +54,12 @@ pub(super) fn report(
         ..StartupReport::default()
     };
     r.warnings = selections.iter().flat_map(|s| s.warnings.iter().cloned()).collect();
-    r.warnings.extend(cache.warnings.iter().cloned());
+    r.warnings.extend(cache.warnings.iter().chain(&facts.warnings).cloned());
     r.warnings.dedup();
     if options.load_format == LoadFormat::Dummy {
         r.warnings.push("--load-format dummy: the weights are random; the answers mean nothing".into());
     }
-    r.memory.weights_bytes = files.checkpoint.total_bytes();
+    r.memory.weights_bytes = facts.weights_bytes;
     let request = RequestLimits {
         max_model_len: limits.max_model_len,
         max_in_flight_tokens: limits.max_num_tokens,
@@ -71,7 +70,7 @@ pub(super) fn report(
     if let Err(e) = capacity::fill(&mut r.memory, cache, cache.num_blocks, &request) {
         r.unknowns.push(e.to_string());
     }
-    options_in_force(&mut r, options, device, files, plan, cache, limits, kv_dtype);
+    options_in_force(&mut r, options, device, files, decided);
     r
 }
 
@@ -156,11 +155,9 @@ fn options_in_force(
     o: &EngineOptions,
     device: &OpenDevice,
     files: &ModelFiles,
-    plan: &ModelPlan,
-    cache: &KvCachePlan,
-    limits: &Limits,
-    kv_dtype: DType,
+    decided: &Decided,
 ) {
+    let Decided { plan, cache, limits, kv_dtype, .. } = decided;
     let text = |v: Option<usize>| v.map(|v| v.to_string());
     r.option("device", o.device.clone(), "cpu", "the default");
     let (dtype, why) = match o.dtype {
@@ -176,7 +173,7 @@ fn options_in_force(
         Some("fp8") => "fp8 is e4m3",
         _ => "the model's type; float16 where its weights are block-quantised",
     };
-    r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), needs::kv_name(kv_dtype), why);
+    r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), needs::kv_name(*kv_dtype), why);
     let why = match &o.kv_layout {
         Some(_) => "the same layout by its axes",
         None => "the first that every backend reads",

@@ -2,8 +2,11 @@
 //! profile run → cache. The result is a [`ModelRunner`] and its report.
 
 use super::{
-    ModelRunner, StartupError, StartupReport, block_size, decide,
+    ModelRunner, StartupError, StartupReport,
+    block_size::{self, BlockSizes},
+    decide,
     devices::{self, OpenDevice},
+    facts::Facts,
     fast_prefill::{FastRows, SharingLayers},
     inputs::InputBuffers,
     limits::{self, Limits},
@@ -15,11 +18,12 @@ use super::{
 use crate::{
     loading::ModelFiles,
     models::{
-        Decoder, ModelError, ModelPlan, arch,
+        Decoder, ModelError, ModelPlan,
         decoder::{DecoderInput, EncoderInput, Kernels, StepLimits, WeightDType},
         needs::LayerNeeds,
     },
     options::{DTypeOption, EngineOptions, LoadFormat},
+    scheduler::SchedulerConfig,
     speculation::LookupSizes,
 };
 use headway_attention::{
@@ -32,36 +36,29 @@ use headway_tensor::{DType, HostBuf, Ops, RowQuant, View};
 use std::{collections::HashMap, sync::Arc};
 
 /// A started model.
-pub struct Startup {
+pub(crate) struct Startup {
     /// Runs steps.
     pub runner: ModelRunner,
-    /// Blocks of the pool, the null block among them.
-    pub num_blocks: usize,
-    /// The spec of each KV cache group.
-    pub kv_specs: Vec<KvCacheSpec>,
-    /// The largest threshold that a builder asks for.
-    pub reorder_batch_threshold: Option<usize>,
-    /// The limits in force.
-    pub limits: Limits,
-    /// Full blocks are found again by their tokens.
-    pub prefix_caching: bool,
-    /// How drafts are looked up, where tokens are drafted.
-    pub lookup: Option<LookupSizes>,
+    /// What it was started with.
+    pub decided: Decided,
 }
 
 /// What selection and planning decided, before any weight is loaded.
-pub(super) struct Decided {
-    pub plan: ModelPlan,
+pub(crate) struct Decided {
+    pub plan: Arc<ModelPlan>,
     pub selections: Vec<Selection>,
     pub configs: HashMap<String, ErasedConfig>,
     pub limits: Limits,
     pub kv_dtype: DType,
+    pub blocks: BlockSizes,
     pub cache: KvCachePlan,
+    /// Why no beginnings are shared.
+    pub unshared: Option<&'static str>,
     pub prefix_caching: bool,
-    pub lookup: LookupSizes,
+    lookup: LookupSizes,
     /// The layers that compute wanted rows alone.
     pub fast_prefill: Option<SharingLayers>,
-    pub report: StartupReport,
+    pub scheduler: SchedulerConfig,
 }
 
 impl Startup {
@@ -76,33 +73,43 @@ impl Startup {
     ) -> Result<Self, StartupError> {
         limits::refuse_what_is_not_there(options)?;
         let device = devices::open(options)?;
-        let decided = decide(files, options, &device)?;
+        let facts = Facts::of(files)?;
+        let decided = decide(&facts, options, memory::available_bytes())?;
         let decoder = load(files, options, &*device.ops, &decided, progress)?;
-        let mut runner = assemble(device, decoder, &decided)?;
+        let report = report(&facts, files, options, &device, &decided);
+        let mut runner = assemble(device, decoder, &decided, report)?;
         runner.profile_run(&decided)?;
-        Ok(Self {
-            num_blocks: decided.cache.num_blocks,
-            kv_specs: decided.cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect(),
-            reorder_batch_threshold: runner
-                .groups
-                .iter()
-                .filter_map(|g| g.plan().reorder_batch_threshold)
-                .min(),
-            limits: decided.limits,
-            lookup: (decided.limits.num_speculative_tokens > 0).then_some(decided.lookup),
-            prefix_caching: decided.prefix_caching,
-            runner,
-        })
+        Ok(Self { runner, decided })
     }
 }
 
-/// Everything that can be decided from config and options.
-fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> Result<Decided, StartupError> {
-    let plan = arch::plan(files)?;
-    let limits = Limits::resolve(options, &plan)?;
+impl Decided {
+    /// The spec of each KV cache group.
+    pub fn specs(&self) -> impl Iterator<Item = &KvCacheSpec> {
+        self.cache.kv_cache_groups.iter().map(|g| &g.spec)
+    }
+
+    /// How drafts are looked up, where tokens are drafted.
+    pub fn lookup(&self) -> Option<LookupSizes> {
+        (self.limits.num_speculative_tokens > 0).then_some(self.lookup)
+    }
+}
+
+/// Everything that can be decided before a weight is read, with `available` bytes of memory (`None`: unknown).
+///
+/// # Errors
+/// As [`Startup::run`], weights aside.
+pub(crate) fn decide(
+    facts: &Facts,
+    options: &EngineOptions,
+    available: Option<u64>,
+) -> Result<Decided, StartupError> {
+    let plan = facts.plan.clone();
+    limits::refuse_what_has_no_effect(options, &plan)?;
+    let limits = Limits::resolve(options, plan.max_position_embeddings)?;
     micro_batches::refuse_encoders(&limits.micro_batching, &plan)?;
     let lookup = speculation::lookup_sizes(options)?;
-    let kv_dtype = needs::kv_cache_dtype(files, options)?;
+    let kv_dtype = needs::kv_cache_dtype(facts.dtype, options)?;
     let registry = match &options.registry {
         Some(r) => r.clone(),
         None => devices::registry()?,
@@ -113,12 +120,12 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
     let selections = needs::select_backends(&registry, &asks, options)?;
     let blocks = block_size::of_layers(&setting, &layers, &selections, limits.max_model_len)?;
-    limits.fit(&plan, memory::available_bytes())?;
-    fit_made_weights(files, options, memory::available_bytes())?;
+    limits.fit(&plan, available)?;
+    fit_made_weights(facts, options, available)?;
     let caches = setting.caches(&layers, &selections, blocks.in_force, limits.max_model_len);
     let rows = Limits { max_model_len: longest(&plan, &limits), ..limits };
     let first_fast = fast_prefill.as_ref().map(|s| s.first);
-    let cache = plan_cache(&caches, &rows, options, first_fast, files.checkpoint.total_bytes())?;
+    let cache = plan_cache(&caches, &rows, options, first_fast, available, facts.weights_bytes)?;
     let mut configs = HashMap::new();
     for s in &selections {
         let name = s.backend.rules().name.to_string();
@@ -131,8 +138,17 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
     });
     let builders = builders.collect::<Result<Vec<_>, AttentionError>>()?;
     speculation::check_builders(limits.num_speculative_tokens, builders.iter().map(|(n, p)| (*n, p)))?;
-    fit_builders(&builders, memory::available_bytes())?;
-    micro_batches::fit(&limits.micro_batching, builders.iter().map(|(_, p)| p), memory::available_bytes())?;
+    fit_builders(&builders, available)?;
+    micro_batches::fit(&limits.micro_batching, builders.iter().map(|(_, p)| p), available)?;
+    let scheduler = SchedulerConfig {
+        max_num_batched_tokens: limits.max_num_tokens,
+        max_num_seqs: limits.max_num_reqs,
+        max_model_len: limits.max_model_len,
+        long_prefill_token_threshold: None,
+        decode_first_threshold: builders.iter().filter_map(|(_, p)| p.reorder_batch_threshold).min(),
+        num_speculative_tokens: limits.num_speculative_tokens,
+    };
+    scheduler.validate()?;
     // A state at the end of a prompt is no state at the end of a shared beginning.
     let has = |f: fn(&KvCacheSpec) -> bool| cache.kv_cache_groups.iter().any(|g| f(&g.spec));
     // Nor are keys and values of a decoder that read another input.
@@ -144,23 +160,36 @@ fn decide(files: &ModelFiles, options: &EngineOptions, device: &OpenDevice) -> R
         None
     };
     let prefix_caching = !options.no_prefix_caching && unshared.is_none();
-    let mut report = present::report(files, options, device, &plan, &selections, &cache, &limits, kv_dtype);
-    present::block_size(&mut report, options.block_size, &blocks);
-    present::prefix_caching(&mut report, options, unshared);
-    present::speculation(&mut report, options, &lookup);
-    present::fast_prefill(&mut report, options, &layers);
     Ok(Decided {
         plan,
         selections,
         configs,
         limits,
         kv_dtype,
+        blocks,
         cache,
+        unshared,
         prefix_caching,
         lookup,
         fast_prefill,
-        report,
+        scheduler,
     })
+}
+
+/// What is decided, for people.
+fn report(
+    facts: &Facts,
+    files: &ModelFiles,
+    options: &EngineOptions,
+    device: &OpenDevice,
+    d: &Decided,
+) -> StartupReport {
+    let mut r = present::report(facts, files, options, device, d);
+    present::block_size(&mut r, options.block_size, &d.blocks);
+    present::prefix_caching(&mut r, options, d.unshared);
+    present::speculation(&mut r, options, &d.lookup);
+    present::fast_prefill(&mut r, options, &LayerNeeds::of_plan(&d.plan));
+    r
 }
 
 /// Refuses a builder whose buffers never fit.
@@ -176,11 +205,11 @@ fn fit_builders(builders: &[(&str, BuilderPlan)], available: Option<u64>) -> Res
 
 /// Weights of files are mapped; those that are made up, or made another type, take memory.
 fn fit_made_weights(
-    files: &ModelFiles,
+    facts: &Facts,
     options: &EngineOptions,
     available: Option<u64>,
 ) -> Result<(), StartupError> {
-    let needed = files.checkpoint.made_bytes();
+    let needed = facts.made_bytes;
     let Some(available) = available.filter(|a| needed > *a) else { return Ok(()) };
     let (what, remedy) = match options.load_format {
         LoadFormat::Dummy => (
@@ -188,7 +217,7 @@ fn fit_made_weights(
             "give a config with fewer layers (num_hidden_layers), or a machine with more memory",
         ),
         _ => (
-            files.checkpoint.describe(),
+            facts.files.clone(),
             "use a GGUF file, whose quantised weights stay quantised, or a machine with more memory",
         ),
     };
@@ -201,6 +230,7 @@ fn plan_cache(
     limits: &Limits,
     options: &EngineOptions,
     fast_prefill_from: Option<AttnLayer>,
+    available: Option<u64>,
     weights: u64,
 ) -> Result<KvCachePlan, StartupError> {
     let step = CacheLimits {
@@ -212,7 +242,7 @@ fn plan_cache(
     };
     let budget = match options.kv_cache_memory {
         Some(bytes) => bytes,
-        None => limits::default_kv_memory(memory::available_bytes(), weights),
+        None => limits::default_kv_memory(available, weights),
     };
     let budget = usize::try_from(budget).unwrap_or(usize::MAX);
     let plan = plan_kv_cache(layers, &step, budget)?;
@@ -251,7 +281,7 @@ fn load(
         fuses: &fuses,
         make: &mut make,
     };
-    let plan = decided.plan.clone();
+    let plan = ModelPlan::clone(&decided.plan);
     Ok(Decoder::load(plan, &*files.checkpoint, ops, dtype, limits, kernels, |n| progress(n, total))?)
 }
 
@@ -271,7 +301,12 @@ fn longest(plan: &ModelPlan, limits: &Limits) -> usize {
 }
 
 /// Builders, cache and input buffers around a loaded decoder.
-fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<ModelRunner, StartupError> {
+fn assemble(
+    device: OpenDevice,
+    decoder: Decoder,
+    decided: &Decided,
+    mut report: StartupReport,
+) -> Result<ModelRunner, StartupError> {
     let cx = &*device.ops;
     let cache = &decided.cache;
     let groups = cache
@@ -287,11 +322,10 @@ fn assemble(device: OpenDevice, decoder: Decoder, decided: &Decided) -> Result<M
         None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
     };
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;
-    let specs: Vec<_> = cache.kv_cache_groups.iter().map(|g| g.spec.clone()).collect();
+    let specs: Vec<_> = decided.specs().cloned().collect();
     let l = &decided.limits;
     let (reqs, tokens, logits) = (l.max_num_reqs, l.max_num_tokens, l.max_num_logits());
     let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs);
-    let mut report = decided.report.clone();
     present::finish(&mut report, &groups, &decoder, kv.bytes(), l.micro_batching.num_micro_batches);
     let step = StepMetadata::new(cache.group_of_layer.clone());
     let sharing = decided.fast_prefill.as_ref();

@@ -304,6 +304,11 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// `--load-format`.
+    pub fn load_format(&self) -> LoadFormat {
+        if self.load_format == "dummy" { LoadFormat::Dummy } else { LoadFormat::Auto }
+    }
+
     /// As the engine takes them.
     pub fn options(&self, registry: Registry) -> Result<EngineOptions, CliError> {
         let per_kind = self.backend_per_kind.as_deref().unwrap_or("");
@@ -332,7 +337,7 @@ impl EngineArgs {
             tensor_parallel: self.tp,
             decode_context_parallel: self.dcp,
             no_prefix_caching: self.no_prefix_caching,
-            load_format: if self.load_format == "dummy" { LoadFormat::Dummy } else { LoadFormat::Auto },
+            load_format: self.load_format(),
             backend_config: super::config::backend_tables(self.config.as_deref(), &registry)?,
             registry: Some(registry),
         })

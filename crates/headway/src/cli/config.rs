@@ -20,6 +20,11 @@ pub fn backend_tables(path: Option<&Path>, registry: &Registry) -> Result<Map<St
     let text = std::fs::read_to_string(path)
         .map_err(|e| bad(format!("cannot be read: {e}; --config takes a TOML file")))?;
     let file: File = toml::from_str(&text).map_err(|e| bad(in_line(&text, &e)))?;
+    // JSON, which backends take, has no such numbers.
+    let all: toml::Table = toml::from_str(&text).map_err(|e| bad(in_line(&text, &e)))?;
+    if let Some((at, number)) = not_finite(&toml::Value::Table(all)) {
+        return Err(bad(format!("{} is {number}; a finite number is needed", at.join("."))));
+    }
     let mut tables = Map::new();
     for (name, table) in file.backend {
         let backend = registry.get(&name).map_err(|e| bad(format!("[backend.{name}]: {e}")))?;
@@ -29,6 +34,21 @@ pub fn backend_tables(path: Option<&Path>, registry: &Registry) -> Result<Map<St
         }
     }
     Ok(tables)
+}
+
+/// A number that is none, and the way to it.
+fn not_finite(v: &toml::Value) -> Option<(Vec<String>, f64)> {
+    let inside = |name: String, v: &toml::Value| {
+        let (mut at, number) = not_finite(v)?;
+        at.insert(0, name);
+        Some((at, number))
+    };
+    match v {
+        toml::Value::Float(x) => (!x.is_finite()).then(|| (vec![], *x)),
+        toml::Value::Table(t) => t.iter().find_map(|(name, v)| inside(name.clone(), v)),
+        toml::Value::Array(a) => a.iter().enumerate().find_map(|(i, v)| inside(i.to_string(), v)),
+        _ => None,
+    }
 }
 
 fn in_line(text: &str, e: &toml::de::Error) -> String {

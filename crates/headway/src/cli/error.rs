@@ -5,7 +5,6 @@ use headway_engine::{
     engine::{EmbedError, RequestError, StepError},
     explain::ExplainError,
     loading::LoadError,
-    models::ModelError,
     runner::StartupError,
     sources::SourceError,
     text::TextError,
@@ -62,9 +61,6 @@ pub enum CliError {
     /// A model's files.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A model's config.
-    #[error(transparent)]
-    Model(#[from] ModelError),
     /// Backends.
     #[error(transparent)]
     Attention(#[from] AttentionError),

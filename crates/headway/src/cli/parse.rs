@@ -93,11 +93,13 @@ fn source(e: &clap::Error, words: &[OsString]) -> String {
 
 /// The command in use, for the hint.
 fn subject(words: &[OsString]) -> String {
-    let known = |w: &&str| Cli::command().find_subcommand(w).is_some();
-    match words.get(1).and_then(|w| w.to_str()).filter(known) {
-        Some(name) => format!("headway {name}"),
-        None => "headway".into(),
+    let (mut name, mut at) = (String::from("headway"), Cli::command());
+    for word in words.iter().skip(1).filter_map(|w| w.to_str()) {
+        let Some(sub) = at.find_subcommand(word).cloned() else { break };
+        name = format!("{name} {word}");
+        at = sub;
     }
+    name
 }
 
 fn not_utf8(words: &[OsString]) -> String {
@@ -126,6 +128,11 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 /// A number of requests that a measurement can hold at a time.
 pub fn requests(text: &str) -> Result<usize, String> {
     up_to(text, 1 << 16)
+}
+
+/// Tokens in a block of a measurement.
+pub fn block(text: &str) -> Result<usize, String> {
+    up_to(text, 1 << 20)
 }
 
 /// Tokens of a measurement's prompt or answer.

@@ -2,7 +2,8 @@
 
 use super::args::SamplingArgs;
 use headway_engine::{Engine, sampling::SamplingParams};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
+use serde_json::Value;
 
 /// Tokens to generate where not asked and there is room.
 const DEFAULT_MAX_TOKENS: usize = 128;
@@ -62,7 +63,17 @@ pub struct BatchLine {
     pub ignore_eos: Option<bool>,
     pub logprobs: Option<usize>,
     /// First position of each range of the prompt's tokens, and the one after its last.
+    #[serde(deserialize_with = "ranges")]
     pub bidirectional_ranges: Option<Vec<[usize; 2]>>,
+}
+
+fn ranges<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Vec<[usize; 2]>>, D::Error> {
+    let given = Value::deserialize(d)?;
+    Option::deserialize(&given).map_err(|_| {
+        D::Error::custom(format!(
+            "bidirectional_ranges is {given}; a list of pairs of prompt positions [from, to] is needed, as in [[1, 4], [6, 9]]"
+        ))
+    })
 }
 
 impl BatchLine {

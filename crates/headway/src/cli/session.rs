@@ -4,7 +4,7 @@ use super::{CliError, args::EngineArgs};
 use headway_attention::Registry;
 use headway_engine::{
     EngineOptions, LlmEngine,
-    engine::{Finished, OpenProgress},
+    engine::{ENCODER_INPUT, Finished, OpenProgress},
     runner::{StartupError, StartupReport},
     sources::{self, FetchOptions, ModelSpec, TerminalProgress},
 };
@@ -15,6 +15,14 @@ use std::path::Path;
 pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError> {
     let engine =
         open_with(args, registry, |path, options, progress| LlmEngine::open(path, options, progress))?;
+    let plan = engine.runner().model();
+    if plan.encoder.is_some() {
+        let what = format!(
+            "{} ({}) has an encoder: {ENCODER_INPUT} (headway_engine::Engine::add); choose a model that is a decoder alone",
+            args.model, plan.architecture
+        );
+        return Err(CliError::Usage(what));
+    }
     warnings(engine.report());
     Ok(engine)
 }

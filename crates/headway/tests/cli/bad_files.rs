@@ -137,7 +137,7 @@ fn configs_that_can_not_be() {
     for (text, words) in [
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
-        ("[]", "architectures"),
+        ("[]", "not a JSON object"),
         ("\u{feff}{}", "not valid JSON"),
     ] {
         let copy = Copy::of(&llama());

@@ -174,6 +174,15 @@ fn configuration_files_are_read_to_the_letter() {
             ["CPU_MLA", "workspace_tokens = 8: the workspace holds"],
         ),
         ("[backend.CPU_MLA]\nworkspace = 64\n", ["CPU_MLA", "expected `workspace_tokens`"]),
+        (
+            "[backend.CPU_MLA]\nworkspace_tokens = nan\n",
+            ["backend.CPU_MLA.workspace_tokens is NaN", "finite"],
+        ),
+        ("[backend.CPU_MLA]\nworkspace_tokens = [-inf]\n", ["workspace_tokens.0 is -inf", "finite"]),
+        (
+            "[backend.CPU_MLA]\nworkspace_tokens = 'x'\n",
+            ["workspace_tokens = \"x\": invalid type", "CPU_MLA"],
+        ),
         ("\n[backend\n", ["config.toml", "line 2"]),
         ("block_size = 16\n", ["unknown field `block_size`", "config.toml"]),
     ] {
@@ -206,6 +215,19 @@ fn measurements_of_sizes_that_nothing_holds() {
         let args = ["bench", "engine", option, &huge, "--model"];
         finish(headway().args(args).arg(llama())).refused(&[option, "a whole number from 1 to"]);
     }
+    for args in [
+        ["--dtype", "fp4", "give bf16, f16 or f32"],
+        ["--dtype", "f32,auto", "give bf16, f16 or f32"],
+        ["--block-size", &huge, "a whole number from 1 to 1048576"],
+        ["--pool", &huge, "lower it"],
+    ] {
+        let filter = ["bench", "attention", "--filter", "decode_b8_c2048 32/8/128 bf16"];
+        run([&filter[..], &args[..2]].concat()).refused(&[args[0], args[2]]);
+    }
+    for (what, option) in [("attention", "--dtype"), ("builder", "--groups"), ("engine", "--prompt-len")] {
+        run(["bench", what, option, "x"]).refused(&[&format!("see headway bench {what} --help")]);
+    }
+    run(["bench", "engin"]).refused(&["see headway bench --help"]);
     for (option, n) in [("--requests", "100000000"), ("--groups", "33"), ("--requests", &*huge)] {
         run(["bench", "builder", option, n]).refused(&[option, "a whole number from 1 to"]);
     }

@@ -69,6 +69,18 @@ fn files_that_can_not_be() {
         ("{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "line 1: give either prompt or prompt_ids"),
         ("{\"prompt_ids\": [-1]}\n", "line 1: invalid value: integer `-1`"),
         ("[1, 2]\n", "line 1 is not a JSON object"),
+        (
+            "{\"prompt_ids\": [1], \"bidirectional_ranges\": [[1, 2, 3]]}\n",
+            "line 1: bidirectional_ranges is [[1,2,3]]; a list of pairs of prompt positions",
+        ),
+        (
+            "{\"prompt_ids\": [1], \"bidirectional_ranges\": [[-1, 2]]}\n",
+            "bidirectional_ranges is [[-1,2]]; a list",
+        ),
+        (
+            "{\"prompt_ids\": [1], \"bidirectional_ranges\": 7}\n",
+            "bidirectional_ranges is 7; a list of pairs",
+        ),
     ] {
         let (_dir, path) = file("batch.jsonl", text.as_bytes());
         generate(&llama(), &["--batch", path.to_str().unwrap()]).refused(&["batch.jsonl: ", words]);

@@ -9,6 +9,7 @@ mod chat;
 mod commands;
 mod embed;
 mod explain;
+mod explain_start;
 mod generate;
 mod startup;
 mod support;

@@ -108,8 +108,14 @@ impl Copy {
 
     /// A copy of the Llama checkpoint with fields of a JSON file changed; `null` removes a field.
     pub fn with(file: &str, fields: &[(&str, Value)]) -> Self {
-        let copy = Self::of(&llama());
-        let mut json: Value = serde_json::from_slice(&copy.read(file)).expect("JSON");
+        Self::edited(&llama(), file, fields)
+    }
+
+    /// [`Copy::with`] of another checkpoint.
+    pub fn edited(model: &Path, file: &str, fields: &[(&str, Value)]) -> Self {
+        let copy = Self::of(model);
+        // Configs may hold Infinity, which no JSON does.
+        let mut json: Value = headway_engine::loading::json::read(&copy.file(file)).expect("JSON");
         for (name, value) in fields {
             match value {
                 Value::Null => drop(json.as_object_mut().expect("an object").remove(*name)),

@@ -176,10 +176,15 @@ fn num_blocks(groups: &[KvCacheGroup], memory_bytes: usize) -> Result<usize> {
         return Ok(1);
     }
     match memory_bytes / per_block {
-        0 | 1 => Err(AttentionError::KvCache(format!(
-            "{memory_bytes} bytes of KV cache hold fewer than two blocks of {per_block} bytes (one is the null \
-             block); raise --kv-cache-memory or lower --block-size"
-        ))),
+        0 | 1 => {
+            let states =
+                groups.iter().all(|g| !has_cache(&g.spec) || matches!(g.spec, KvCacheSpec::Mamba(_)));
+            let lower = if states { ": a block holds a request's states" } else { " or lower --block-size" };
+            Err(AttentionError::KvCache(format!(
+                "{memory_bytes} bytes of KV cache hold fewer than two blocks of {per_block} bytes (one is the null \
+                 block); raise --kv-cache-memory{lower}"
+            )))
+        }
         n if n > i32::MAX as usize => Ok(i32::MAX as usize),
         n => Ok(n),
     }

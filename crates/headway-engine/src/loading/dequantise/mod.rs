@@ -19,7 +19,10 @@ use std::path::Path;
 
 /// What other formats are told.
 const SUPPORTED: &str = "BF16, F16 and F32 safetensors, MXFP4 as gpt-oss is published, fp8 in blocks as DeepSeek-V3 is \
-                         published, and GGUF for quantised weights";
+                         published, fp8 with static scales (activation_scheme static) in output projections of softmax \
+                         attention, and GGUF for quantised weights";
+/// Modules that a config says are not quantised, under the names that the field goes by.
+const NOT_QUANTISED: [&str; 2] = ["ignored_layers", "modules_to_not_convert"];
 
 /// A format that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,14 +35,6 @@ pub(super) enum Format {
     StaticFp8,
 }
 
-/// Refuses a `config.json` (at `path`) whose weights are quantised in a way that isn't read.
-///
-/// # Errors
-/// The format, by name.
-pub fn refuse_quantisation(path: &Path, config: &Value) -> Result<(), LoadError> {
-    Format::of(path, config).map(|_| ())
-}
-
 impl Format {
     /// The format that a config's `quantization_config` names; `None` without one.
     ///
@@ -50,6 +45,7 @@ impl Format {
             return Ok(None);
         };
         let text = |field: &str| q.get(field).and_then(Value::as_str);
+        not_quantised(path, config)?;
         let refused = |what: String| {
             let what = format!("quantised checkpoint format {}", one_line(&what));
             Err(LoadError::NotSupported { path: path.to_owned(), what, supported: SUPPORTED.into() })
@@ -128,6 +124,24 @@ impl Format {
     }
 }
 
+/// The modules that a `quantization_config` says are left as they were, with the field that says so.
+///
+/// # Errors
+/// A field that is no list of names.
+fn not_quantised(path: &Path, config: &Value) -> Result<Vec<(&'static str, String)>, LoadError> {
+    let mut all = vec![];
+    for field in NOT_QUANTISED {
+        let Some(v) = config["quantization_config"].get(field).filter(|v| !v.is_null()) else { continue };
+        let names: Option<Vec<&str>> = v.as_array().and_then(|a| a.iter().map(Value::as_str).collect());
+        let names = names.ok_or_else(|| {
+            let what = format!("is {v}; a list of the names of modules is needed");
+            LoadError::bad_key(path, &format!("quantization_config.{field}"), what)
+        })?;
+        all.extend(names.into_iter().map(|n| (field, n.to_owned())));
+    }
+    Ok(all)
+}
+
 /// A checkpoint whose quantised tensors come as bfloat16. MXFP4 ones keep their name (`*_blocks`) and have the
 /// shape `[experts, out, in]`.
 pub(super) struct Dequantised {
@@ -136,8 +150,33 @@ pub(super) struct Dequantised {
 }
 
 impl Dequantised {
-    pub(super) fn new(inner: SafetensorsCheckpoint, format: Format) -> Self {
-        Self { inner, format }
+    /// The weights of a `config.json` (at `path`) of that format.
+    ///
+    /// # Errors
+    /// A module that the config says is not quantised, and that is.
+    pub(super) fn new(
+        inner: SafetensorsCheckpoint,
+        format: Format,
+        path: &Path,
+        config: &Value,
+    ) -> Result<Self, LoadError> {
+        let this = Self { inner, format };
+        let of = |name: &str, module: &str| {
+            let after = |rest: &str| rest.is_empty() || rest.starts_with('.');
+            name.strip_prefix(module).is_some_and(after)
+                || name.rsplit_once('.').is_some_and(|(n, _)| n.ends_with(&format!(".{module}")))
+        };
+        for (field, module) in not_quantised(path, config)? {
+            if let Some((tensor, _)) = this.quantised_tensors().find(|(name, _)| of(name, &module)) {
+                let what = format!(
+                    "lists {module}, but the tensor '{tensor}' is {}; the files don't belong together: download config \
+                     and weights of one model again",
+                    format.name()
+                );
+                return Err(LoadError::bad_key(path, &format!("quantization_config.{field}"), what));
+            }
+        }
+        Ok(this)
     }
 
     /// A tensor that is stored quantised.

@@ -43,6 +43,9 @@ impl<'a> ConfigReader<'a> {
 
     /// The first of `architectures`.
     pub fn architecture(&self) -> Result<String, ModelError> {
+        if !self.json.is_object() {
+            return Err(self.error("the file", "is not a JSON object"));
+        }
         self.get("architectures")
             .and_then(|a| a.get(0))
             .and_then(Value::as_str)
@@ -181,11 +184,7 @@ impl<'a> ConfigReader<'a> {
             return Err(self.error("rope_theta", format!("is {theta}; a number above 0 is needed")));
         }
         if rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
-            let why = format!(
-                "is {partial}: {rotary_dim} of {head_size} elements would be rotated; an even number of them, at least 2, \
-                 is needed"
-            );
-            return Err(self.error("partial_rotary_factor", why));
+            return Err(self.bad_part(partial, rotary_dim, head_size));
         }
         let scaling = match parameters.or_else(|| self.get("rope_scaling")) {
             Some(v) if v.is_object() => self.rope_scaling(v, rotary_dim)?,
@@ -198,6 +197,14 @@ impl<'a> ConfigReader<'a> {
         Ok(RopePlan { theta, rotary_dim, style: RopeStyle::Halves, scaling })
     }
 
+    fn bad_part(&self, partial: f64, rotated: usize, head_size: usize) -> ModelError {
+        let why = format!(
+            "is {partial}: {rotated} of {head_size} elements would be rotated; an even number of them, at least 2 and at \
+             most all, is needed"
+        );
+        self.error("partial_rotary_factor", why)
+    }
+
     /// A part of a head's pairs turns, at the frequencies that they would have if all did.
     pub fn proportional(
         &self,
@@ -207,15 +214,13 @@ impl<'a> ConfigReader<'a> {
         factor: f64,
     ) -> Result<RopePlan, ModelError> {
         let pairs = (partial * head_size as f64 / 2.0) as usize;
-        if theta <= 0.0
-            || factor <= 0.0
-            || pairs == 0
-            || 2 * pairs > head_size
-            || !head_size.is_multiple_of(2)
-        {
-            let what =
-                format!("theta {theta}, factor {factor} and {pairs} rotated pairs of {head_size} elements");
-            return Err(self.error("rope_parameters", what));
+        for (field, value) in [("rope_theta", theta), ("factor", factor)] {
+            if value <= 0.0 {
+                return Err(self.error(field, format!("is {value}; a number above 0 is needed")));
+            }
+        }
+        if pairs == 0 || 2 * pairs > head_size || !head_size.is_multiple_of(2) {
+            return Err(self.bad_part(partial, 2 * pairs, head_size));
         }
         let scaling = Some(RopeScaling::Proportional { pairs, factor });
         Ok(RopePlan { theta, rotary_dim: head_size, style: RopeStyle::Halves, scaling })

@@ -179,7 +179,7 @@ fn gemma_scale(c: &ConfigReader<'_>, s: &Sizes) -> Result<f32, ModelError> {
 pub(super) fn gemma2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let s = Sizes::read(c, 1e-6)?;
     let (scale, window) = (gemma_scale(c, &s)?, c.opt_usize("sliding_window")?);
-    let cap = c.opt_f64("attn_logit_softcapping")?.map(|x| x as f32);
+    let cap = c.opt_cap("attn_logit_softcapping")?;
     let (types, bias) = (c.layer_types(s.layers)?, c.flag("attention_bias")?);
     let rope = c.rope("full_attention", s.head_size, 10000.0)?;
     gemma(c, &s, vec![rope], |i, n| {
@@ -196,7 +196,7 @@ pub(super) fn gemma2(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
 pub(super) fn gemma3(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let s = Sizes::read(c, 1e-6)?;
     let (scale, window) = (gemma_scale(c, &s)?, c.opt_usize("sliding_window")?);
-    let cap = c.opt_f64("attn_logit_softcapping")?.map(|x| x as f32);
+    let cap = c.opt_cap("attn_logit_softcapping")?;
     let (types, bias) = (c.layer_types(s.layers)?, c.flag("attention_bias")?);
     let pattern = match c.opt_usize("sliding_window_pattern")? {
         Some(p) => p,

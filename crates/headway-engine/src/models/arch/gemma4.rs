@@ -160,6 +160,15 @@ fn global_head_size(c: &ConfigReader<'_>) -> Result<usize, ModelError> {
 /// Of layers that see all tokens, then of the others.
 fn ropes(c: &ConfigReader<'_>, layers: &Layers) -> Result<Vec<RopePlan>, ModelError> {
     let (full, sliding) = (layers.full.sizes.head_size, layers.sliding.sizes.head_size);
+    if let Some(p) = c.get("rope_parameters") {
+        for kind in ["full_attention", "sliding_attention"] {
+            if !p.get(kind).is_some_and(|v| v.is_object()) {
+                let why =
+                    format!("has no object {kind}; give both kinds of layers theirs, or leave the field out");
+                return Err(c.error("rope_parameters", why));
+            }
+        }
+    }
     let full = match c.get("rope_parameters") {
         Some(_) => c.rope("full_attention", full, 1_000_000.0)?,
         None => c.proportional(1_000_000.0, full, 0.25, 1.0)?,

@@ -19,7 +19,7 @@ use super::{
     ModelError, ModelPlan,
     plan::{CausalLayers, MaskPlan, MixerPlan},
 };
-use crate::loading::{self, GgufFile, ModelFiles, ModelKind};
+use crate::loading::{ModelFiles, ModelKind};
 use serde_json::Value;
 
 type Translate = fn(&ConfigReader<'_>) -> Result<ModelPlan, ModelError>;
@@ -78,19 +78,6 @@ fn with_masks(c: &ConfigReader<'_>, mut plan: ModelPlan) -> Result<ModelPlan, Mo
 fn of_config(file: &str, json: &Value) -> Result<ModelPlan, ModelError> {
     let reader = ConfigReader::new(file, json);
     with_masks(&reader, translator(&reader, file)?(&reader)?)
-}
-
-/// Why a `config.json` has no plan, as start-up would say it; `None` where it has one.
-pub fn refusal(file: &str, json: &Value) -> Option<String> {
-    if let Err(e) = of_config(file, json) {
-        return Some(e.to_string());
-    }
-    loading::refuse_quantisation(file.as_ref(), json).err().map(|e| e.to_string())
-}
-
-/// [`refusal`] of a GGUF header.
-pub fn gguf_refusal(g: &GgufFile) -> Option<String> {
-    gguf::plan(g).err().map(|e| e.to_string())
 }
 
 /// Refuses files of an architecture that has no plan, before a tokenizer or weights are looked at.

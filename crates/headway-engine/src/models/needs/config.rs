@@ -27,7 +27,7 @@ impl<'a> Config<'a> {
     pub fn new(file: &'a str, json: &'a Value) -> Result<Self, ModelError> {
         let outer = ConfigReader::new(file, json);
         if !json.is_object() {
-            return Err(outer.error("config", "is not a JSON object"));
+            return Err(outer.error("the file", "is not a JSON object"));
         }
         let mut text = json;
         while let Some(inner) = NESTED.iter().find_map(|n| text.get(*n).filter(|v| v.is_object())) {

@@ -88,7 +88,6 @@ fn model(
         mixers,
         head_size,
         multimodal: false,
-        refused: None,
         left_out: vec![],
     })
 }

@@ -3,7 +3,7 @@
 use super::{AttentionNeeds, LayerNeeds, MOST_LAYERS, MixerNeeds, MlaNeeds, ModelNeeds, Reach, StateDims};
 use crate::{
     loading::{GgufFile, gguf::Metadata},
-    models::{ModelError, arch},
+    models::ModelError,
 };
 use headway_tensor::{DType, WeightType};
 
@@ -57,7 +57,6 @@ pub(super) fn read(g: &GgufFile) -> Result<ModelNeeds, ModelError> {
         experts: k.opt("expert_used_count")?.zip(k.opt("expert_count")?).filter(|(k, n)| *k > 0 && k <= n),
         head_size,
         multimodal: false,
-        refused: arch::gguf_refusal(g),
         left_out: vec![],
         mixers,
     })

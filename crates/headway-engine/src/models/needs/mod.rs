@@ -13,7 +13,7 @@ mod state;
 pub(in crate::models) use state::DEFAULT_CHUNK;
 pub use state::StateDims;
 
-use super::{ModelError, ModelPlan, arch, plan::MixerPlan};
+use super::{ModelError, ModelPlan, plan::MixerPlan};
 use crate::loading::GgufFile;
 use config::Config;
 use headway_attention::process::rules::AttnType;
@@ -48,8 +48,6 @@ pub struct ModelNeeds {
     pub head_size: Option<usize>,
     /// Images or audio go into the same sequence.
     pub multimodal: bool,
-    /// Why this engine can't run the model; `None` where it can.
-    pub refused: Option<String>,
     /// What the config has and this reading leaves out.
     pub left_out: Vec<String>,
 }
@@ -167,9 +165,7 @@ impl ModelNeeds {
     /// [`ModelError::Unsupported`] for layers of a kind that isn't known.
     pub fn from_config(file: &str, json: &Value) -> Result<Self, ModelError> {
         let c = Config::new(file, json)?;
-        let mut needs = if let Some(stacks) = encoder::read(&c)? { stacks } else { order::read(&c)? };
-        needs.refused = arch::refusal(file, json);
-        Ok(needs)
+        Ok(if let Some(stacks) = encoder::read(&c)? { stacks } else { order::read(&c)? })
     }
 
     /// Reads a GGUF header.
@@ -178,6 +174,26 @@ impl ModelNeeds {
     /// As [`ModelNeeds::from_config`].
     pub fn from_gguf(g: &GgufFile) -> Result<Self, ModelError> {
         gguf::read(g)
+    }
+}
+
+impl ModelNeeds {
+    /// Of a plan that this engine runs, whatever else its config says.
+    pub fn of_plan(plan: &ModelPlan) -> Self {
+        Self {
+            architecture: plan.architecture.clone(),
+            num_layers: plan.num_layers(),
+            dtype: None,
+            quantisation: None,
+            kv_cache_dtype: None,
+            max_model_len: Some(plan.max_position_embeddings),
+            max_encoder_tokens: plan.encoder.as_ref().map_or(0, |e| e.max_tokens),
+            experts: plan.expert_limits().map(|l| (l.top_k, l.experts)),
+            mixers: LayerNeeds::of_plan(plan),
+            head_size: None,
+            multimodal: false,
+            left_out: vec![],
+        }
     }
 }
 

@@ -58,7 +58,6 @@ pub(super) fn read(c: &Config<'_>) -> Result<ModelNeeds, ModelError> {
         experts: c.experts(),
         head_size: shape.as_ref().map(Shape::head_size),
         multimodal: c.multimodal,
-        refused: None,
         left_out: left_out(c, &mixers),
         mixers,
     })

@@ -228,7 +228,8 @@ impl Fixture {
         let needed = blocks_of(case, block_size);
         if needed > num_blocks {
             return Err(CliError::Usage(format!(
-                "case {} needs {needed} blocks of {page} bytes; the pool holds {num_blocks}: give a larger --pool",
+                "case {} needs {needed} blocks of {block_size} tokens, {page} bytes each; the pool holds {num_blocks}: give a \
+                 larger --pool or a smaller --block-size",
                 case.id
             )));
         }

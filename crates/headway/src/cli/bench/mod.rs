@@ -16,7 +16,11 @@ use clap::{Args, Subcommand};
 use headway_attention::{DynBackend, Registry};
 use headway_engine::{
     options::{DTypeOption, EngineOptions},
-    runner::devices::{self, OpenDevice},
+    runner::{
+        StartupError,
+        devices::{self, OpenDevice},
+        memory,
+    },
 };
 use headway_tensor::DType;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -61,13 +65,13 @@ struct AttentionArgs {
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// bf16, f16, f32; several separated by commas. [default: the file's]
-    #[arg(long, value_name = "DTYPES", value_delimiter = ',')]
-    dtype: Vec<DTypeOption>,
+    #[arg(long, value_name = "DTYPES", value_delimiter = ',', value_parser = element)]
+    dtype: Vec<DType>,
     /// Worker threads; several separated by commas. [default: the file's, as far as there are processors]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = parse::at_least_one)]
     threads: Vec<usize>,
     /// Tokens in a block; several separated by commas. [default: the backend's preferred size]
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = parse::block)]
     block_size: Vec<usize>,
     /// Bytes of cache that cold cases rotate through, in MiB. [default: the file's]
     #[arg(long, value_name = "MIB", value_parser = parse::at_least_one)]
@@ -163,10 +167,9 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
     let file = CaseFile::read(a.cases.as_deref())?;
     let backend = backend(a.backend.as_deref(), registry)?;
     let dtypes = match a.dtype.is_empty() {
-        true => file.dtypes.iter().map(|d| d.parse().map_err(CliError::Usage)).collect::<Result<_, _>>()?,
+        true => file.dtypes.iter().map(|d| element(d).map_err(CliError::Usage)).collect::<Result<_, _>>()?,
         false => a.dtype.clone(),
     };
-    let dtypes: Vec<DType> = dtypes.iter().map(element).collect::<Result<_, _>>()?;
     let processors = std::thread::available_parallelism().map_or(1, Into::into);
     let threads: Vec<usize> = match a.threads.is_empty() {
         true => file.threads.iter().copied().filter(|t| *t <= processors).collect(),
@@ -177,6 +180,15 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
         false => a.block_size.iter().copied().map(Some).collect(),
     };
     let bytes = a.pool.map_or(file.semantics.pool_bytes, |mib| mib.saturating_mul(1 << 20));
+    if let Some(available) = memory::available_bytes().filter(|free| bytes as u64 > *free) {
+        return Err(CliError::Startup(StartupError::NoMemory {
+            option: "--pool",
+            value: a.pool.unwrap_or(bytes >> 20),
+            what: "the cache that cold cases rotate through",
+            needed: bytes as u64,
+            available,
+        }));
+    }
     if a.from_stdin {
         return paced::run(a, &file, &backend, bytes);
     }
@@ -218,12 +230,11 @@ fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliErro
     Ok(())
 }
 
-fn element(dtype: &DTypeOption) -> Result<DType, CliError> {
-    match dtype {
-        DTypeOption::As(d) => Ok(*d),
-        DTypeOption::Auto => {
-            Err(CliError::Usage("--dtype auto: a bench has no file; give bf16, f16 or f32".into()))
-        }
+/// An element type; there is no file that could say.
+fn element(text: &str) -> Result<DType, String> {
+    match text.parse() {
+        Ok(DTypeOption::As(d)) => Ok(d),
+        _ => Err("give bf16, f16 or f32".into()),
     }
 }
 

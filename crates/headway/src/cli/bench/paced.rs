@@ -61,6 +61,6 @@ fn find<'f>(file: &'f CaseFile, name: &str) -> Result<(&'f Case, &'f Heads, DTyp
     let case = file.cases.iter().find(|c| c.id == case).ok_or_else(|| wrong("no such case in the file"))?;
     let heads =
         file.heads.iter().find(|h| h.id == heads).ok_or_else(|| wrong("no such heads in the file"))?;
-    let dtype = element(&dtype.parse().map_err(|e: String| wrong(&e))?)?;
+    let dtype = element(dtype).map_err(|e| wrong(&e))?;
     Ok((case, heads, dtype))
 }

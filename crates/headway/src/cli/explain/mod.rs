@@ -9,7 +9,7 @@ pub use args::ExplainArgs;
 
 use super::CliError;
 use headway_attention::Registry;
-use headway_engine::explain::{Contenders, Outcome, Verdict, explain};
+use headway_engine::explain::{Contenders, Outcome, Subject, Verdict, explain};
 use std::{io::Write, process::ExitCode};
 
 /// No backend is valid for some layer.
@@ -17,7 +17,7 @@ const NO_BACKEND: u8 = 3;
 
 /// Runs the command.
 pub fn run(args: ExplainArgs, registry: Registry) -> Result<ExitCode, CliError> {
-    let model = model::read(args.model())?;
+    let model = model::read(args.model(), args.engine.load_format())?;
     if let Some(pair) = &args.compare {
         let sets = compare::sets(&args, pair, &registry)?;
         let outcomes = sets
@@ -43,14 +43,10 @@ pub fn run(args: ExplainArgs, registry: Registry) -> Result<ExitCode, CliError> 
     Ok(ExitCode::from(code(&outcome)))
 }
 
-fn one(model: &model::Model, args: &ExplainArgs, registry: Registry) -> Result<Outcome, CliError> {
+fn one(model: &Subject, args: &ExplainArgs, registry: Registry) -> Result<Outcome, CliError> {
     let contenders = Contenders::parse(&args.of, registry.clone())?;
-    let weights = match contenders {
-        Contenders::Own(_) => model.made_bytes.or(model.weights_bytes),
-        Contenders::Catalog(_) => model.weights_bytes,
-    };
-    let mut outcome = explain(&model.needs, weights, &args.options(registry)?, &contenders)?;
-    outcome.report.files = model.files.clone();
+    let mut outcome = explain(model, &args.options(registry)?, &contenders)?;
+    outcome.report.files = model.file.clone();
     Ok(outcome)
 }
 

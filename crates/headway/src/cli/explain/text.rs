@@ -185,6 +185,9 @@ fn memory(out: &mut dyn Write, r: &StartupReport) -> Result<()> {
     if m.state_bytes_per_request > 0 {
         each += &format!(", {} bytes of state a request", m.state_bytes_per_request);
     }
+    if (m.kv_bytes_per_token, m.state_bytes_per_request) == (0, 0) {
+        return writeln!(out, "memory     no layer keeps a cache");
+    }
     writeln!(out, "memory     {each}")?;
     let length = r.options.get("max_model_len").map(|o| o.in_force.as_str()).unwrap_or_default();
     let of = r.options.get("kv_cache_memory").and_then(|o| o.because.clone());

@@ -3,7 +3,7 @@
 use super::{Contenders, ExplainOptions};
 use crate::{
     engine::{ENCODER_INPUT, open_refusal},
-    loading::{self, GgufFile, LoadError, ModelFiles, json},
+    loading::{self, GgufFile, LoadError, ModelFiles, ModelKind, json},
     models::{ModelError, ModelNeeds, dummy},
     options::LoadFormat,
     runner::{StartupError, facts::Facts, memory},
@@ -61,16 +61,17 @@ impl Subject {
         };
         let file = config.display().to_string();
         let is_json = config.extension().is_some_and(|e| e == "json");
-        let needs = match is_json {
-            true => ModelNeeds::from_config(&file, &json::read(&config)?),
-            false => ModelNeeds::from_gguf(&GgufFile::open(&config)?),
-        };
         let files = match load_format {
             LoadFormat::Dummy => dummy::open(&config).map_err(StartupError::from),
             LoadFormat::Auto if weights.is_empty() => {
                 dummy::config_alone(&config).map_err(StartupError::from)
             }
             LoadFormat::Auto => loading::open(path).map_err(StartupError::from),
+        };
+        let needs = match &files {
+            _ if is_json => ModelNeeds::from_config(&file, &json::read(&config)?),
+            Ok(ModelFiles { kind: ModelKind::Gguf(g), .. }) => ModelNeeds::from_gguf(g),
+            _ => ModelNeeds::from_gguf(&GgufFile::open(&config)?),
         };
         let real = load_format == LoadFormat::Dummy || !weights.is_empty();
         let own = files.and_then(|files| {

@@ -4,7 +4,7 @@ use super::{embed, llm::LlmEngine};
 use crate::{
     kv::{KvCacheManager, KvGroupPolicy},
     loading::{self, LoadError, ModelFiles, ModelKind},
-    models::{ModelError, arch, dummy},
+    models::{ModelError, arch, dummy, headers},
     options::{EngineOptions, LoadFormat},
     runner::{
         StartupError, devices,
@@ -84,6 +84,10 @@ pub(crate) fn refusal(
         devices::open(options)?;
     }
     let decided = startup::decide(facts, options, available)?;
+    // A config may be asked about without its weights.
+    if facts.weights_bytes > 0 {
+        headers::check(&decided.plan, &*files.checkpoint)?;
+    }
     match facts.plan.pooling {
         None => scheduler(&decided).map(drop),
         Some(_) => Ok(()),

@@ -36,6 +36,14 @@ pub trait Checkpoint: Send + Sync {
     /// that is tolerated in a file as long as nobody asks for the tensor.
     fn get(&self, name: &str) -> Result<Weight, LoadError>;
 
+    /// The shape of the tensor called `name`; `None` where only making it tells.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        Ok(Some(self.get(name)?.shape().to_vec()))
+    }
+
     /// The tensor called `name`, where its input is to be quantised with a static scale.
     ///
     /// # Errors

@@ -99,6 +99,11 @@ enum Fill {
     Taps { channels: usize, taps: usize },
 }
 
+/// Every tensor that a plan names, with its shape.
+pub(super) fn shapes(plan: &ModelPlan) -> Vec<(String, Vec<usize>)> {
+    tensors(plan).into_iter().map(|(name, fill)| (name, fill.shape())).collect()
+}
+
 /// Every tensor that a plan names.
 fn tensors(plan: &ModelPlan) -> HashMap<String, Fill> {
     let mut out = HashMap::new();
@@ -300,6 +305,10 @@ impl Checkpoint for Dummy {
             _ => fill.bytes(name, elems, |x| bf16::from_f32(x).to_le_bytes()),
         };
         Weight::new(name, self.dtype, fill.shape(), SharedBytes::new(bytes)).map_err(|_| missing())
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        Ok(self.tensors.get(name).map(Fill::shape))
     }
 
     fn contains(&self, name: &str) -> bool {

@@ -5,6 +5,7 @@ pub mod arch;
 pub mod decoder;
 pub mod dummy;
 pub mod error;
+pub(crate) mod headers;
 mod load;
 pub mod needs;
 pub mod plan;

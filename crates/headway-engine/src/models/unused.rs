@@ -10,11 +10,25 @@ use std::collections::HashSet;
 const DERIVED: [&str; 4] =
     ["rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// Names that nobody asked for, in the order of the files.
+/// Names that nobody asked for and that say something of their own, in the order of the files.
 ///
 /// # Errors
 /// [`ModelError::ExtraLayer`].
 pub(super) fn unused(
+    plan: &ModelPlan,
+    checkpoint: &dyn Checkpoint,
+    used: &HashSet<String>,
+) -> Result<Vec<String>, ModelError> {
+    let mut left = beyond(plan, checkpoint, used)?;
+    left.retain(|name| !(plan.lm_head.is_none() && is_copy_of_embedding(plan, checkpoint, name)));
+    Ok(left)
+}
+
+/// Names that are not `used`, without a look into the tensors.
+///
+/// # Errors
+/// [`ModelError::ExtraLayer`].
+pub(super) fn beyond(
     plan: &ModelPlan,
     checkpoint: &dyn Checkpoint,
     used: &HashSet<String>,
@@ -32,9 +46,7 @@ pub(super) fn unused(
                 layers: plan.layers.len(),
             });
         }
-        if !(plan.lm_head.is_none() && is_copy_of_embedding(plan, checkpoint, name)) {
-            left.push(name.to_owned());
-        }
+        left.push(name.to_owned());
     }
     Ok(left)
 }

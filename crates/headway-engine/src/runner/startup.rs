@@ -20,6 +20,7 @@ use crate::{
     models::{
         Decoder, ModelError, ModelPlan,
         decoder::{DecoderInput, EncoderInput, Kernels, StepLimits, WeightDType},
+        headers,
         needs::LayerNeeds,
     },
     options::{DTypeOption, EngineOptions, LoadFormat},
@@ -75,6 +76,7 @@ impl Startup {
         let device = devices::open(options)?;
         let facts = Facts::of(files)?;
         let decided = decide(&facts, options, memory::available_bytes())?;
+        headers::check(&decided.plan, &*files.checkpoint)?;
         let decoder = load(files, options, &*device.ops, &decided, progress)?;
         let report = report(&facts, files, options, &device, &decided);
         let mut runner = assemble(device, decoder, &decided, report)?;

@@ -52,10 +52,10 @@ fn tensors_that_are_missing_or_of_another_shape() {
         .refused(&["model.embed_tokens.weight has shape [512, 96]", "asks for [512, 128]"]);
     with(&[("vocab_size", json!(511))]).refused(&["embed_tokens.weight", "[511, 96]"]);
     with(&[("intermediate_size", json!(128))])
-        .refused(&["gate_proj.weight has shape [256, 96]", "[128, 96]"]);
+        .refused(&["down_proj.weight has shape [96, 256]", "[96, 128]"]);
     // As many rows in all, but of other heads.
     with(&[("num_attention_heads", json!(8)), ("num_key_value_heads", json!(1))])
-        .refused(&["q_proj.weight has shape [384, 96]", "[512, 96]"]);
+        .refused(&["k_proj.weight has shape [128, 96]", "[64, 96]"]);
 }
 
 #[test]

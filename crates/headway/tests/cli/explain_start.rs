@@ -130,6 +130,26 @@ fn configs() {
 }
 
 #[test]
+fn weights_of_another_config() {
+    ask(&[
+        (
+            "tiny-llama",
+            &[("num_hidden_layers", json!(2))],
+            &[],
+            "belongs to a layer that the config doesn't have",
+        ),
+        ("tiny-llama", &[("num_hidden_layers", json!(4))], &[], "no tensor 'model.layers.3"),
+        ("tiny-phi3", &[("num_attention_heads", json!(3))], &[], "qkv_proj.weight has shape [192, 96]"),
+        (
+            "tiny-nemotron-h",
+            &[("use_bias", json!(true))],
+            &[],
+            "no tensor 'backbone.layers.0.mixer.in_proj.bias'",
+        ),
+    ]);
+}
+
+#[test]
 fn static_fp8() {
     let q = |field: &str, value: Value| {
         let mut q = json!({"quant_method": "fp8", "activation_scheme": "static"});

@@ -237,6 +237,14 @@ impl Checkpoint for Dequantised {
         }
     }
 
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        match self.quantised(name) {
+            Some(_) if self.format == Format::Mxfp4 => Ok(None),
+            Some(raw) => Ok(Some(raw.shape.to_vec())),
+            None => self.inner.shape(name),
+        }
+    }
+
     fn static_fp8(&self, name: &str) -> Result<Option<StaticFp8>, LoadError> {
         let Some(raw) = self.quantised(name).filter(|_| self.format == Format::StaticFp8) else {
             return Ok(None);

@@ -3,7 +3,7 @@
 mod experts;
 
 use super::{
-    ModelError,
+    ModelError, headers,
     plan::{LinearPartPlan, LinearPlan, NormPlan},
 };
 use crate::loading::Checkpoint;
@@ -64,9 +64,7 @@ impl Loader<'_> {
         let w = self.checkpoint.get(name)?;
         self.used.borrow_mut().insert(name.to_owned());
         // Some files hold a vector as a matrix of one row.
-        if let ([1, n], [width]) = (w.shape(), shape)
-            && n == width
-        {
+        if w.shape() != shape && headers::fits(w.shape(), shape) {
             let vector = Weight::new(name, w.dtype(), shape.to_vec(), w.bytes().clone());
             return Ok(vector.map_err(|e| headway_tensor::TensorError::Unsupported(e.to_string()))?);
         }

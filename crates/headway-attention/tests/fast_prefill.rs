@@ -23,7 +23,7 @@ fn common(logits: &[i32]) -> CommonAttentionMetadata {
 
 #[test]
 fn requests_keep_their_lengths_and_have_their_last_tokens() {
-    let mut fast = FastPrefill::new(&HostExec, 4, 16);
+    let mut fast = FastPrefill::new(&HostExec, 4, 16).unwrap();
     // Padded to 8; twice, because buffers are recycled.
     for _ in 0..2 {
         let group = fast.batch(&HostExec, &common(&[3, 7, 8, 9, 10, 10, 10, 10]), 5).unwrap();
@@ -48,7 +48,7 @@ fn requests_keep_their_lengths_and_have_their_last_tokens() {
 
 #[test]
 fn rows_that_cannot_be_aligned_are_refused() {
-    let mut fast = FastPrefill::new(&HostExec, 4, 8);
+    let mut fast = FastPrefill::new(&HostExec, 4, 8).unwrap();
     let mut refused =
         |logits: &[i32], live| fast.batch(&HostExec, &common(logits), live).unwrap_err().to_string();
     assert!(refused(&[2], 1).contains("request 0 are not its last tokens, which end before 4"));

@@ -22,7 +22,7 @@ fn part(
     whole: &CommonAttentionMetadata,
     slice: &MicroBatchSlice,
 ) -> Result<(Arc<StepInputs>, CommonAttentionMetadata)> {
-    let mut buffers = SliceBuffers::new(&HostExec, 16);
+    let mut buffers = SliceBuffers::new(&HostExec, 16).unwrap();
     let inputs = Arc::new(slice_inputs(&whole.inputs, slice, &mut buffers, &HostExec)?);
     let common = slice_common(whole, slice, inputs.clone())?;
     Ok((inputs, common))
@@ -192,7 +192,7 @@ proptest! {
         let scheduled: Vec<usize> = lens.iter().map(|l| *l as usize).collect();
         let (mut positions, mut slots, mut new) = (vec![], vec![], vec![0; lens.len()]);
         for s in slices(&scheduled, &[cut], 2).unwrap() {
-            let mut buffers = SliceBuffers::new(&HostExec, 16);
+            let mut buffers = SliceBuffers::new(&HostExec, 16).unwrap();
             let part = Arc::new(slice_inputs(&i, &s, &mut buffers, &HostExec).unwrap());
             let c = slice_common(&whole, &s, part.clone()).unwrap();
             positions.extend_from_slice(part.positions.as_ref().unwrap().host().unwrap());

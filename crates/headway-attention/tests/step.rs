@@ -218,8 +218,8 @@ fn a_graph_replays_only_what_it_froze() -> Result<()> {
     let cx = SimExec::default();
     let (group, layer) = sim_group(&cx)?;
     let mut groups = vec![group];
-    let (mut table, mut slots) = (Persistent::new(&cx, 64), Persistent::new(&cx, 64));
-    let (mut starts, mut lens) = (Persistent::new(&cx, 5), Persistent::new(&cx, 4));
+    let (mut table, mut slots) = (Persistent::new(&cx, 64)?, Persistent::new(&cx, 64)?);
+    let (mut starts, mut lens) = (Persistent::new(&cx, 5)?, Persistent::new(&cx, 4)?);
     let mut step_of = |len: i32| -> Result<CommonAttentionMetadata> {
         let q = starts.write_dual(&cx, 2, |o| o.copy_from_slice(&[0, 1]));
         let inputs = StepInputs::new(q, lens.write(&cx, 1, |o| o[0] = len), vec![len])?;

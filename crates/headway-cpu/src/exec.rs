@@ -71,8 +71,8 @@ impl Exec for CpuExec {
         Device::CPU
     }
 
-    fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
-        None
+    fn alloc(&self, _: usize) -> Result<Option<Arc<dyn DeviceMem>>> {
+        Ok(None)
     }
 
     /// Never reached through the tensors of this device, which are all on the host.

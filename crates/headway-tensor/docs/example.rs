@@ -8,8 +8,8 @@ impl Exec for Host {
     fn device(&self) -> Device {
         Device::CPU
     }
-    fn alloc(&self, _bytes: usize) -> Option<Arc<dyn DeviceMem>> {
-        None
+    fn alloc(&self, _bytes: usize) -> Result<Option<Arc<dyn DeviceMem>>> {
+        Ok(None)
     }
     fn upload(&self, _to: &Arc<dyn DeviceMem>, _offset: usize, _from: &[u8]) {}
 }

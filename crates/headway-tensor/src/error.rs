@@ -47,6 +47,14 @@ pub enum TensorError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The device, its driver or its compiler failed.
+    #[error("{device}: {failure}")]
+    Device {
+        /// The device.
+        device: Device,
+        /// What was asked of it, and what it said.
+        failure: String,
+    },
     /// The operation is not offered for these arguments.
     #[error("{0}")]
     Unsupported(String),

@@ -67,8 +67,8 @@ impl<T: bytemuck::Pod + Default + Send + Sync + fmt::Debug + 'static> Pod for T 
 ///     fn device(&self) -> Device {
 ///         NPU
 ///     }
-///     fn alloc(&self, bytes: usize) -> Option<Arc<dyn DeviceMem>> {
-///         Some(Arc::new(Region(0x1000, bytes)))
+///     fn alloc(&self, bytes: usize) -> headway_tensor::Result<Option<Arc<dyn DeviceMem>>> {
+///         Ok(Some(Arc::new(Region(0x1000, bytes))))
 ///     }
 ///     fn upload(&self, dst: &Arc<dyn DeviceMem>, offset: usize, src: &[u8]) {
 ///         assert!(offset + src.len() <= dst.bytes()); // and a copy, on a real device
@@ -103,8 +103,8 @@ pub trait DeviceMem: Send + Sync + Any + fmt::Debug {
 ///     fn device(&self) -> Device {
 ///         Device::CPU
 ///     }
-///     fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
-///         None // host memory is this device's memory
+///     fn alloc(&self, _: usize) -> headway_tensor::Result<Option<Arc<dyn DeviceMem>>> {
+///         Ok(None) // host memory is this device's memory
 ///     }
 ///     fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {
 ///         unreachable!("alloc gives no device memory to copy to")
@@ -121,10 +121,22 @@ pub trait DeviceMem: Send + Sync + Any + fmt::Debug {
 pub trait Exec: Any {
     /// The device that calls run on.
     fn device(&self) -> Device;
-    /// Allocates device memory. `None`: host memory is the device's memory.
-    fn alloc(&self, bytes: usize) -> Option<Arc<dyn DeviceMem>>;
-    /// Copies host bytes to device memory, stream-ordered; the source is staged before this returns.
+    /// Allocates device memory, whose bytes are anything. `None`: host memory is the device's memory.
+    ///
+    /// # Errors
+    /// [`crate::TensorError::OutOfMemory`], and the device's own.
+    fn alloc(&self, bytes: usize) -> crate::Result<Option<Arc<dyn DeviceMem>>>;
+    /// Copies host bytes to device memory, stream-ordered; the source is staged before this returns. A device whose
+    /// copy can fail keeps the failure, and its next call that can return an error returns it.
     fn upload(&self, dst: &Arc<dyn DeviceMem>, offset: usize, src: &[u8]);
+    /// Zeros device memory, stream-ordered. By default an upload of zeros; devices have something better.
+    fn zero(&self, dst: &Arc<dyn DeviceMem>, offset: usize, bytes: usize) {
+        const PIECE: usize = 1 << 20;
+        let zeros = vec![0; bytes.min(PIECE)];
+        for start in (0..bytes).step_by(PIECE) {
+            self.upload(dst, offset + start, &zeros[..PIECE.min(bytes - start)]);
+        }
+    }
     /// Whether calls are being recorded into a graph now.
     fn capturing(&self) -> bool {
         false

@@ -76,14 +76,14 @@ impl Tensor {
     /// Zeros on `cx`'s device.
     ///
     /// # Errors
-    /// [`TensorError::OutOfMemory`].
+    /// [`TensorError::OutOfMemory`], the device's own.
     pub fn zeros(cx: &dyn Exec, dtype: DType, shape: &[usize]) -> Result<Self> {
         let shape = Dims::new(shape);
         let bytes = shape.elements() * dtype.size();
-        match cx.alloc(bytes) {
+        match cx.alloc(bytes)? {
             None => Ok(Self { mem: Mem::Host(HostBuf::zeroed(bytes)?), dtype, shape }),
             Some(d) => {
-                cx.upload(&d, 0, &vec![0; bytes]);
+                cx.zero(&d, 0, bytes);
                 Ok(Self { mem: Mem::Dev(d), dtype, shape })
             }
         }
@@ -102,7 +102,7 @@ impl Tensor {
                 expected: format!("{} elements", data.len()),
             });
         }
-        match cx.alloc(size_of_val(data)) {
+        match cx.alloc(size_of_val(data))? {
             None => Ok(Self { mem: Mem::Host(HostBuf::copy_of(data)?), dtype: T::DTYPE, shape }),
             Some(d) => {
                 cx.upload(&d, 0, bytemuck::cast_slice(data));

@@ -2,7 +2,7 @@
 //! that lives as long as the model), [`Dual`] (host slice to plan from, and the view kernels read).
 //! Not for activations or caches: see [`crate::Tensor`].
 
-use crate::{DeviceMem, Exec, Pod};
+use crate::{DeviceMem, Exec, Pod, Result};
 use std::{ops::Range, sync::Arc};
 
 #[derive(Clone, Debug)]
@@ -85,11 +85,14 @@ pub struct Persistent<T> {
 
 impl<T: Pod> Persistent<T> {
     /// Room for `cap` elements on `cx`'s device.
-    pub fn new(cx: &dyn Exec, cap: usize) -> Self {
-        match cx.alloc(cap * size_of::<T>()) {
+    ///
+    /// # Errors
+    /// [`crate::TensorError::OutOfMemory`], the device's own.
+    pub fn new(cx: &dyn Exec, cap: usize) -> Result<Self> {
+        Ok(match cx.alloc(cap * size_of::<T>())? {
             Some(d) => Self { mem: Mem::Dev(d), staging: vec![T::default(); cap], cap, reallocs: 0 },
             None => Self::host(cap),
-        }
+        })
     }
 
     /// Room for `cap` elements on the host.
@@ -201,15 +204,15 @@ mod tests {
         fn device(&self) -> Device {
             Device::CPU
         }
-        fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
-            None
+        fn alloc(&self, _: usize) -> Result<Option<Arc<dyn DeviceMem>>> {
+            Ok(None)
         }
         fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
     }
 
     #[test]
     fn a_dropped_view_lets_the_buffer_be_recycled() {
-        let mut p = Persistent::<i32>::new(&Cpu, 4);
+        let mut p = Persistent::<i32>::new(&Cpu, 4).unwrap();
         for step in 0..3 {
             let v = p.write(&Cpu, 2, |o| o.fill(step));
             assert_eq!(v.host(), Some(&[step, step][..]));
@@ -219,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_living_view_keeps_its_elements() {
-        let mut p = Persistent::<i32>::new(&Cpu, 4);
+        let mut p = Persistent::<i32>::new(&Cpu, 4).unwrap();
         let old = p.write(&Cpu, 3, |o| o.fill(7));
         let new = p.write(&Cpu, 3, |o| o.fill(8));
         assert_eq!((old.host(), new.host()), (Some(&[7; 3][..]), Some(&[8; 3][..])));

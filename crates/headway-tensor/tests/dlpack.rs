@@ -22,8 +22,8 @@ impl Exec for Cpu {
     fn device(&self) -> Device {
         Device::CPU
     }
-    fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
-        None
+    fn alloc(&self, _: usize) -> headway_tensor::Result<Option<Arc<dyn DeviceMem>>> {
+        Ok(None)
     }
     fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
 }

@@ -48,7 +48,8 @@ impl AttentionGroup {
                 Ok(MicroBatch {
                     builder: backend.builder(cx, &info, &plan, config)?,
                     kernel_block_table: (factor > 1)
-                        .then(|| Persistent::new(cx, info.max_num_reqs * width * factor)),
+                        .then(|| Persistent::new(cx, info.max_num_reqs * width * factor))
+                        .transpose()?,
                 })
             })
             .collect::<Result<_>>()?;

@@ -23,12 +23,15 @@ pub struct FastPrefill {
 
 impl FastPrefill {
     /// For steps of at most so many requests, and so many padded rows.
-    pub fn new(cx: &dyn Exec, max_num_reqs: usize, max_num_rows: usize) -> Self {
-        Self {
-            query_start_loc: Persistent::new(cx, max_num_reqs + 1),
-            positions: Persistent::new(cx, max_num_rows),
-            slot_mapping: Persistent::new(cx, max_num_rows),
-        }
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(cx: &dyn Exec, max_num_reqs: usize, max_num_rows: usize) -> Result<Self> {
+        Ok(Self {
+            query_start_loc: Persistent::new(cx, max_num_reqs + 1)?,
+            positions: Persistent::new(cx, max_num_rows)?,
+            slot_mapping: Persistent::new(cx, max_num_rows)?,
+        })
     }
 
     /// How often a buffer could not be recycled because a view of an earlier step was alive.

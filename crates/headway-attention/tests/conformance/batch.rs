@@ -22,8 +22,8 @@ impl Exec for Host {
     fn device(&self) -> Device {
         Device { kind: "cpu", index: 0 }
     }
-    fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
-        None
+    fn alloc(&self, _: usize) -> headway_tensor::Result<Option<Arc<dyn DeviceMem>>> {
+        Ok(None)
     }
     fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
 }
@@ -216,7 +216,7 @@ fn metadata(i: &Value, e: &Value) -> Outcome {
     let mut outcomes = vec![];
     let parts = e["parts"].as_array().cloned().unwrap_or_default();
     for (s, p) in slice_list(&i["slices"]).unwrap_or_default().iter().zip(&parts) {
-        let mut buffers = SliceBuffers::new(&Host, 64);
+        let mut buffers = SliceBuffers::new(&Host, 64).unwrap();
         let part = micro_batch::slice_inputs(&inputs, s, &mut buffers, &Host)
             .and_then(|inner| micro_batch::slice_common(&common, s, Arc::new(inner)));
         let part = match part {

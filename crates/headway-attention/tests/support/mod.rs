@@ -17,8 +17,8 @@ impl Exec for HostExec {
     fn device(&self) -> Device {
         Device { kind: "cpu", index: 0 }
     }
-    fn alloc(&self, _: usize) -> Option<Arc<dyn DeviceMem>> {
-        None
+    fn alloc(&self, _: usize) -> headway_tensor::Result<Option<Arc<dyn DeviceMem>>> {
+        Ok(None)
     }
     fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
 }

@@ -51,11 +51,11 @@ impl Exec for SimExec {
     fn device(&self) -> Device {
         Device { kind: "sim", index: 0 }
     }
-    fn alloc(&self, n: usize) -> Option<Arc<dyn DeviceMem>> {
+    fn alloc(&self, n: usize) -> headway_tensor::Result<Option<Arc<dyn DeviceMem>>> {
         assert!(!self.capturing.get(), "no allocation during capture");
         self.live.fetch_add(1, Relaxed);
         let addr = NEXT.fetch_add(n.max(256) as u64, Relaxed);
-        Some(Arc::new(SimMem { addr, bytes: Mutex::new(vec![0; n]), live: self.live.clone() }))
+        Ok(Some(Arc::new(SimMem { addr, bytes: Mutex::new(vec![0; n]), live: self.live.clone() })))
     }
     fn upload(&self, to: &Arc<dyn DeviceMem>, offset: usize, from: &[u8]) {
         let mem = (&**to as &dyn Any).downcast_ref::<SimMem>().unwrap();
@@ -96,7 +96,7 @@ impl MetadataBuilder for SimBuilder {
     type Config = ();
     type Metadata = SimMetadata;
     fn new(cx: &SimExec, group: &GroupInfo, _: &BuilderPlan, _: &()) -> Result<Self> {
-        Ok(Self { lens: Persistent::new(cx, group.max_num_reqs), max_num_reqs: group.max_num_reqs })
+        Ok(Self { lens: Persistent::new(cx, group.max_num_reqs)?, max_num_reqs: group.max_num_reqs })
     }
     fn build(&mut self, cx: &SimExec, common: &CommonAttentionMetadata) -> Result<SimMetadata> {
         let bound = &common.inputs.seq_lens_upper_bound;

@@ -208,7 +208,7 @@ fn fast_prefill_gives_the_rows_of_the_whole_step() {
         let (wanted, live) = ([59, 60, 81, 82, 83, 83, 83, 83], 5);
         let mut common: CommonAttentionMetadata = w.common();
         Arc::get_mut(&mut common.inputs).unwrap().logits_indices = Some(View::from_vec(wanted.to_vec()));
-        let group = FastPrefill::new(&cx, 4, 8).batch(&cx, &common, live).unwrap();
+        let group = FastPrefill::new(&cx, 4, 8).unwrap().batch(&cx, &common, live).unwrap();
         let metadata = builder(&cx, &l, true).build(&cx, &group).unwrap();
         assert_eq!(metadata.plan().rows(), live);
         let (q_width, width) = (l.heads * l.size, l.heads * l.size_v);

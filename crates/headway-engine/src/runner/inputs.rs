@@ -106,6 +106,9 @@ struct GroupBuffers {
 
 impl InputBuffers {
     /// Sized for the largest step; `specs` are the KV cache groups'.
+    ///
+    /// # Errors
+    /// No memory.
     pub(super) fn new(
         cx: &dyn Exec,
         max_num_reqs: usize,
@@ -113,40 +116,45 @@ impl InputBuffers {
         max_num_logits: usize,
         max_model_len: usize,
         specs: &[KvCacheSpec],
-    ) -> Self {
+    ) -> headway_tensor::Result<Self> {
         let rswa = specs.iter().any(|s| matches!(s, KvCacheSpec::Rswa { .. }));
         let groups = specs
             .iter()
             .map(|spec| (spec, spec.block_size()))
-            .map(|(spec, block_size)| GroupBuffers {
-                block_size,
-                keeps: match spec {
-                    KvCacheSpec::EncoderOnly(_) => Keeps::Nothing,
-                    KvCacheSpec::Cross(_) => Keeps::Encoded,
-                    _ => Keeps::Tokens,
-                },
-                non_causal: spec.attention().is_some_and(|a| a.non_causal),
-                block_table: Persistent::new(cx, max_num_reqs * max_model_len.div_ceil(block_size)),
-                slot_mapping: Persistent::new(cx, max_num_tokens),
+            .map(|(spec, block_size)| {
+                Ok(GroupBuffers {
+                    block_size,
+                    keeps: match spec {
+                        KvCacheSpec::EncoderOnly(_) => Keeps::Nothing,
+                        KvCacheSpec::Cross(_) => Keeps::Encoded,
+                        _ => Keeps::Tokens,
+                    },
+                    non_causal: spec.attention().is_some_and(|a| a.non_causal),
+                    block_table: Persistent::new(cx, max_num_reqs * max_model_len.div_ceil(block_size))?,
+                    slot_mapping: Persistent::new(cx, max_num_tokens)?,
+                })
             })
-            .collect();
-        Self {
-            token_ids: Persistent::new(cx, max_num_tokens),
-            positions: Persistent::new(cx, max_num_tokens),
-            logits_rows: Persistent::new(cx, max_num_logits),
-            query_start_loc: Persistent::new(cx, max_num_reqs + 1),
-            seq_lens: Persistent::new(cx, max_num_reqs),
-            encoder: specs.iter().any(|s| matches!(s, KvCacheSpec::Cross(_))).then(|| EncoderBuffers {
-                token_ids: Persistent::new(cx, max_num_tokens),
-                positions: Persistent::new(cx, max_num_tokens),
-                query_start_loc: Persistent::new(cx, max_num_reqs + 1),
-                seq_lens: Persistent::new(cx, max_num_reqs),
-                all_seq_lens: Persistent::new(cx, max_num_reqs),
-            }),
-            prompt_lens: rswa.then(|| Persistent::new(cx, max_num_reqs)),
-            causal: Persistent::new(cx, max_num_reqs),
+            .collect::<headway_tensor::Result<_>>()?;
+        let encoder = || -> headway_tensor::Result<_> {
+            Ok(EncoderBuffers {
+                token_ids: Persistent::new(cx, max_num_tokens)?,
+                positions: Persistent::new(cx, max_num_tokens)?,
+                query_start_loc: Persistent::new(cx, max_num_reqs + 1)?,
+                seq_lens: Persistent::new(cx, max_num_reqs)?,
+                all_seq_lens: Persistent::new(cx, max_num_reqs)?,
+            })
+        };
+        Ok(Self {
+            token_ids: Persistent::new(cx, max_num_tokens)?,
+            positions: Persistent::new(cx, max_num_tokens)?,
+            logits_rows: Persistent::new(cx, max_num_logits)?,
+            query_start_loc: Persistent::new(cx, max_num_reqs + 1)?,
+            seq_lens: Persistent::new(cx, max_num_reqs)?,
+            encoder: specs.iter().any(|s| matches!(s, KvCacheSpec::Cross(_))).then(encoder).transpose()?,
+            prompt_lens: rswa.then(|| Persistent::new(cx, max_num_reqs)).transpose()?,
+            causal: Persistent::new(cx, max_num_reqs)?,
             groups,
-        }
+        })
     }
 
     /// How often a buffer could not be recycled because a view of an earlier step was alive.

@@ -123,6 +123,9 @@ pub(super) struct MicroBatches {
 
 impl MicroBatches {
     /// Without buffers where steps run whole.
+    ///
+    /// # Errors
+    /// No memory.
     pub fn new(
         cx: &dyn Exec,
         micro: MicroBatching,
@@ -130,17 +133,20 @@ impl MicroBatches {
         max_num_logits: usize,
         step: &StepMetadata,
         sharing: Option<&SharingLayers>,
-    ) -> Self {
+    ) -> Result<Self> {
         let n = if micro.num_micro_batches > 1 { micro.num_micro_batches } else { 0 };
-        let part = |_| Part {
-            tokens: None,
-            step: step.clone(),
-            commons: vec![],
-            slices: SliceBuffers::new(cx, max_num_reqs),
-            logits_rows: Persistent::new(cx, max_num_logits),
-            fast: sharing.map(|s| FastRows::new(cx, s, max_num_reqs, max_num_logits)),
+        let part = |_| {
+            Ok(Part {
+                tokens: None,
+                step: step.clone(),
+                commons: vec![],
+                slices: SliceBuffers::new(cx, max_num_reqs)?,
+                logits_rows: Persistent::new(cx, max_num_logits)?,
+                fast: sharing.map(|s| FastRows::new(cx, s, max_num_reqs, max_num_logits)).transpose()?,
+            })
         };
-        Self { micro, parts: (0..n).map(part).collect(), cut_steps: 0 }
+        let parts = (0..n).map(part).collect::<Result<_>>()?;
+        Ok(Self { micro, parts, cut_steps: 0 })
     }
 
     /// Drops every view of the last step, so that buffers can be recycled.

@@ -319,7 +319,7 @@ fn assemble(
             AttentionGroup::from_plan(g, cx, config, decided.limits.micro_batching.num_micro_batches)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let buf = match cx.alloc(cache.total_bytes) {
+    let buf = match cx.alloc(cache.total_bytes)? {
         Some(mem) => KvBuf::Dev(mem),
         None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
     };
@@ -327,13 +327,13 @@ fn assemble(
     let specs: Vec<_> = decided.specs().cloned().collect();
     let l = &decided.limits;
     let (reqs, tokens, logits) = (l.max_num_reqs, l.max_num_tokens, l.max_num_logits());
-    let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs);
+    let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs)?;
     present::finish(&mut report, &groups, &decoder, kv.bytes(), l.micro_batching.num_micro_batches);
     let step = StepMetadata::new(cache.group_of_layer.clone());
     let sharing = decided.fast_prefill.as_ref();
     Ok(ModelRunner {
-        micro: MicroBatches::new(cx, l.micro_batching, reqs, logits, &step, sharing),
-        fast: sharing.map(|s| FastRows::new(cx, s, reqs, logits)),
+        micro: MicroBatches::new(cx, l.micro_batching, reqs, logits, &step, sharing)?,
+        fast: sharing.map(|s| FastRows::new(cx, s, reqs, logits)).transpose()?,
         step,
         ops: device.ops,
         commons: vec![],

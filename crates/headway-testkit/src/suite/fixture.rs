@@ -150,13 +150,13 @@ impl<'a> Fixture<'a> {
         let (reqs, tokens) = (info.max_num_reqs, info.max_num_tokens);
         let exec = tools.exec;
         let buffers = Buffers {
-            query_start_loc: Persistent::new(exec, reqs + 1),
-            seq_lens: Persistent::new(exec, reqs),
-            block_table: Persistent::new(exec, reqs * world.stride),
-            slots: Persistent::new(exec, tokens),
-            positions: Persistent::new(exec, tokens),
-            causal: Persistent::new(exec, reqs),
-            prefixes: Persistent::new(exec, reqs),
+            query_start_loc: Persistent::new(exec, reqs + 1)?,
+            seq_lens: Persistent::new(exec, reqs)?,
+            block_table: Persistent::new(exec, reqs * world.stride)?,
+            slots: Persistent::new(exec, tokens)?,
+            positions: Persistent::new(exec, tokens)?,
+            causal: Persistent::new(exec, reqs)?,
+            prefixes: Persistent::new(exec, reqs)?,
         };
         Ok(Self {
             layer: layer(tools, world)?,
@@ -346,7 +346,7 @@ fn layer(tools: Tools<'_>, world: &World) -> Result<LayerKernel> {
     }
     let kv_cache_dtype = spec(c)?.dtype;
     let quantised = matches!(kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2);
-    let sinks: View<f32> = Persistent::new(tools.exec, c.num_heads)
+    let sinks: View<f32> = Persistent::new(tools.exec, c.num_heads)?
         .write(tools.exec, c.num_heads, |o| o.copy_from_slice(&world.sinks));
     let args = AttentionArgs {
         layer: AttnLayer(0),

@@ -18,8 +18,8 @@ use std::sync::Arc;
 ///     fn device(&self) -> Device {
 ///         Device::CPU
 ///     }
-///     fn alloc(&self, _: usize) -> Option<std::sync::Arc<dyn DeviceMem>> {
-///         None
+///     fn alloc(&self, _: usize) -> headway_tensor::Result<Option<std::sync::Arc<dyn DeviceMem>>> {
+///         Ok(None)
 ///     }
 ///     fn upload(&self, _: &std::sync::Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
 /// }
@@ -77,7 +77,7 @@ fn elsewhere(device: headway_tensor::Device) -> headway_attention::AttentionErro
 
 impl HostAccess for HostMemory {
     fn new_cache(&self, exec: &dyn Exec, bytes: &[u8]) -> Result<KvBuf> {
-        match exec.alloc(0) {
+        match exec.alloc(0)? {
             None => Ok(KvBuf::Host(HostBuf::copy_of(bytes)?)),
             Some(_) => Err(elsewhere(exec.device())),
         }

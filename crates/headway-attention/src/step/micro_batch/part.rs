@@ -22,11 +22,14 @@ pub struct SliceBuffers {
 
 impl SliceBuffers {
     /// Buffers for at most so many requests.
-    pub fn new(cx: &dyn Exec, max_num_reqs: usize) -> Self {
-        Self {
-            query_start_loc: Persistent::new(cx, max_num_reqs + 1),
-            seq_lens: Persistent::new(cx, max_num_reqs),
-        }
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(cx: &dyn Exec, max_num_reqs: usize) -> Result<Self> {
+        Ok(Self {
+            query_start_loc: Persistent::new(cx, max_num_reqs + 1)?,
+            seq_lens: Persistent::new(cx, max_num_reqs)?,
+        })
     }
 
     /// How often a view of an earlier step that was still alive forced fresh memory to be allocated.

@@ -170,7 +170,7 @@ impl Loader<'_> {
     /// A vector of the model in float32, where kernels read it.
     pub fn vector(&self, name: &str, len: usize) -> Result<View<f32>, ModelError> {
         let w = self.weight(name, &[len])?.to_f32();
-        Ok(Persistent::new(self.ops, len).write(self.ops, len, |out| out.copy_from_slice(&w)))
+        Ok(Persistent::new(self.ops, len)?.write(self.ops, len, |out| out.copy_from_slice(&w)))
     }
 
     /// The values of a small tensor of this shape.

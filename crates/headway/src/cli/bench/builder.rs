@@ -3,8 +3,8 @@
 
 use super::{super::CliError, samples::Sampler};
 use headway_attention::{
-    AttentionGroup, AttnLayer, CommonAttentionMetadata, DynBackend, GroupInfo, KvCacheSpec, Result,
-    StepInputs, StepMetadata, build_step, group::kv::spec::AttentionSpec,
+    AttentionError, AttentionGroup, AttnLayer, CommonAttentionMetadata, DynBackend, GroupInfo, KvCacheSpec,
+    Result, StepInputs, StepMetadata, build_step, group::kv::spec::AttentionSpec,
 };
 use headway_tensor::{DType, Dual, Ops, Persistent, View};
 use serde::Serialize;
@@ -59,13 +59,7 @@ pub fn run(
 ) -> std::result::Result<Line, CliError> {
     let mut groups = groups(backend, ops, requests, num_groups)?;
     let width = LENGTH.div_ceil(BLOCK);
-    let mut buffers = Buffers {
-        query_start_loc: Persistent::new(ops, requests + 1),
-        seq_lens: Persistent::new(ops, requests),
-        tables: (0..num_groups)
-            .map(|_| (Persistent::new(ops, requests * width), Persistent::new(ops, requests)))
-            .collect(),
-    };
+    let mut buffers = Buffers::new(ops, requests, width, num_groups).map_err(AttentionError::from)?;
     let mut step = StepMetadata::new((0..LAYERS).map(|l| (l % num_groups) as u16).collect());
     let mut commons = vec![];
     buffers.write(ops, requests, width, &mut commons)?;
@@ -134,6 +128,15 @@ fn groups(
 }
 
 impl Buffers {
+    fn new(ops: &dyn Ops, requests: usize, width: usize, num_groups: usize) -> headway_tensor::Result<Self> {
+        let table = |_| Ok((Persistent::new(ops, requests * width)?, Persistent::new(ops, requests)?));
+        Ok(Self {
+            query_start_loc: Persistent::new(ops, requests + 1)?,
+            seq_lens: Persistent::new(ops, requests)?,
+            tables: (0..num_groups).map(table).collect::<headway_tensor::Result<_>>()?,
+        })
+    }
+
     fn write(
         &mut self,
         ops: &dyn Ops,

@@ -1,0 +1,82 @@
+//! The kernels' sources, as part of the program: every file under `csrc`.
+
+use std::borrow::Cow;
+
+macro_rules! sources {
+    ($($path:literal,)*) => {
+        &[$(($path, include_str!(concat!("../../csrc/", $path)))),*]
+    };
+}
+
+const EMBEDDED: &[(&str, &str)] = sources![
+    "attention/attention.cu",
+    "attention/params.cuh",
+    "attention/rows.cuh",
+    "attention/tile_io.cuh",
+    "cache/params.cuh",
+    "cache/write.cu",
+    "common/mma.cuh", "common/types.cuh",];
+
+/// Source files by their path; those that end in `.cuh` are headers.
+#[derive(Clone, Debug)]
+pub struct Sources(Cow<'static, [(&'static str, &'static str)]>);
+
+impl Sources {
+    /// headway's own.
+    pub const fn embedded() -> Self {
+        Self(Cow::Borrowed(EMBEDDED))
+    }
+
+    /// Any, as (path, text).
+    pub fn of(files: Vec<(&'static str, &'static str)>) -> Self {
+        Self(Cow::Owned(files))
+    }
+
+    /// The text of a file.
+    pub fn get(&self, path: &str) -> Option<&'static str> {
+        self.0.iter().find(|f| f.0 == path).map(|f| f.1)
+    }
+
+    /// The headers: path and text.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.0.iter().copied().filter(|f| f.0.ends_with(".cuh"))
+    }
+
+    /// The files with kernels in them.
+    pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|f| f.0).filter(|f| f.ends_with(".cu"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    #[test]
+    fn every_file_on_disk_is_embedded() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc");
+        let (mut found, mut folders) = (BTreeSet::new(), vec![root.clone()]);
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
+                if entry.is_dir() {
+                    folders.push(entry);
+                } else {
+                    found.insert(entry.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/"));
+                }
+            }
+        }
+        let embedded: BTreeSet<_> = EMBEDDED.iter().map(|f| f.0.to_owned()).collect();
+        assert_eq!(embedded, found);
+    }
+
+    #[test]
+    fn no_source_needs_the_toolkits_headers() {
+        for (path, text) in EMBEDDED {
+            for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
+                let name = line.split('"').nth(1);
+                assert!(name.is_some_and(|n| Sources::embedded().get(n).is_some()), "{path}: {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! One device: its context and stream, memory, uploads and reads, events, graphs. Not for kernels or operations.
+
+mod capture;
+mod driver;
+mod error;
+mod event;
+mod exec;
+mod fill;
+mod info;
+mod ledger;
+mod memory;
+mod options;
+mod ring;
+mod staging;
+
+pub use capture::Graph;
+pub(crate) use error::Doing;
+pub use error::{CudaError, Result};
+pub use event::Event;
+pub use exec::CudaExec;
+pub use info::DeviceInfo;
+pub use memory::CudaMem;
+pub use options::{CudaOptions, Progress};
+pub use staging::RING_BYTES;

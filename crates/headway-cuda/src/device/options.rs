@@ -1,0 +1,31 @@
+//! How a device is opened.
+
+use std::{fmt, path::PathBuf};
+
+/// Hears, in words, what takes long: a kernel that is compiled for the first time.
+pub type Progress = Box<dyn Fn(&str)>;
+
+/// How a [`CudaExec`](super::CudaExec) is made; the default is `cuda:0`, silent, with kernels kept in the user's
+/// cache folder.
+#[derive(Default)]
+pub struct CudaOptions {
+    /// Which device, as the driver counts them (`CUDA_VISIBLE_DEVICES` applies).
+    pub ordinal: u32,
+    /// Whether a row's result must not depend on what else is in the batch.
+    pub batch_invariant: bool,
+    /// Where compiled kernels are kept; `None`: as [`default_folder`](crate::compile::default_folder) says.
+    pub kernel_cache: Option<PathBuf>,
+    /// Hears what is compiled.
+    pub progress: Option<Progress>,
+}
+
+impl fmt::Debug for CudaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaOptions")
+            .field("ordinal", &self.ordinal)
+            .field("batch_invariant", &self.batch_invariant)
+            .field("kernel_cache", &self.kernel_cache)
+            .field("progress", &self.progress.is_some())
+            .finish()
+    }
+}

@@ -126,6 +126,14 @@ impl Tensor {
         self.shape.elements() * self.dtype.size()
     }
 
+    /// The allocation, where it lies on a device.
+    pub fn device_mem(&self) -> Option<&Arc<dyn DeviceMem>> {
+        match &self.mem {
+            Mem::Host(_) => None,
+            Mem::Dev(d) => Some(d),
+        }
+    }
+
     /// Borrowed for reading.
     pub fn view(&self) -> TensorRef<'_> {
         let mem = match &self.mem {

@@ -1,0 +1,16 @@
+//! The CUDA attention backends, one folder each; a new one is its folder and a line in [`register`].
+
+mod common;
+pub mod cuda_attn;
+
+pub use cuda_attn::CudaAttn;
+
+use headway_attention::{Registry, Result};
+
+/// Registers the CUDA backends, most preferred first.
+///
+/// # Errors
+/// A name that is taken.
+pub fn register(registry: &mut Registry) -> Result<()> {
+    registry.register::<CudaAttn>()
+}

@@ -1,0 +1,87 @@
+//! `CUDA_ATTN` through the suite that every backend goes through, and what the suite has no run for.
+
+use super::{Outcome, Test};
+use headway_attention::{AttentionError, DynBackend, KvBuf, Registry};
+use headway_cuda::{
+    CudaExec, KernelSpec,
+    kernels::{
+        attention::{Shape, spec},
+        cache::write_spec,
+    },
+};
+use headway_tensor::{Exec, Tensor};
+use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
+use std::{any::Any, collections::BTreeMap, sync::Arc};
+
+pub const TESTS: &[Test] = &[("attention: the backend suite", suite)];
+
+/// Bytes between the host and a CUDA device.
+pub struct CudaMemory;
+
+fn cuda(exec: &dyn Exec) -> Result<&CudaExec, AttentionError> {
+    let exec: &dyn Any = exec;
+    exec.downcast_ref().ok_or_else(|| AttentionError::Inputs("not a CUDA device".into()))
+}
+
+impl HostAccess for CudaMemory {
+    fn new_cache(&self, exec: &dyn Exec, bytes: &[u8]) -> Result<KvBuf, AttentionError> {
+        let memory = exec.alloc(bytes.len())?.ok_or_else(|| AttentionError::Inputs("no device memory".into()))?;
+        exec.upload(&memory, 0, bytes);
+        Ok(KvBuf::Dev(memory))
+    }
+
+    fn read_cache(&self, exec: &dyn Exec, cache: &KvBuf) -> Result<Vec<u8>, AttentionError> {
+        let KvBuf::Dev(memory) = cache else {
+            return Err(AttentionError::KvCache("the cache is on the host".into()));
+        };
+        let mut bytes = vec![0; memory.bytes()];
+        cuda(exec)?.read(memory, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_tensor(&self, exec: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>, AttentionError> {
+        Ok(cuda(exec)?.read_tensor(tensor.view())?)
+    }
+}
+
+fn backends() -> Result<Vec<Arc<dyn DynBackend>>, AttentionError> {
+    let mut registry = Registry::default();
+    headway_cuda::register(&mut registry)?;
+    Ok(registry.iter().cloned().collect())
+}
+
+/// The kernels that the suite's cells need.
+pub fn specs() -> Result<Vec<KernelSpec>, AttentionError> {
+    let mut all = BTreeMap::new();
+    for backend in backends()? {
+        let rules = backend.rules();
+        for cell in cells(rules) {
+            if backend.combination(&cell.need(rules)).is_some() {
+                continue;
+            }
+            let (Some(cache), Ok(shape)) =
+                (cell.kv_element(), Shape::new(cell.num_heads, cell.num_kv_heads, cell.head_size))
+            else {
+                continue;
+            };
+            let plain = cell.features.soft_cap.is_none() && !cell.features.alibi;
+            for s in [spec(&shape, cell.dtype, cache, plain)?, write_spec(cell.head_size, cell.dtype, cache)?] {
+                all.insert(format!("{s:?}"), s);
+            }
+        }
+    }
+    Ok(all.into_values().collect())
+}
+
+fn suite(cx: &CudaExec) -> Outcome {
+    let mut said = vec![];
+    for backend in backends().map_err(|e| e.to_string())? {
+        let config = SuiteConfig { only: std::env::var("CELL").ok(), ..SuiteConfig::default() };
+        let report = run_suite_with(&*backend, cx, &CudaMemory, &config);
+        if !report.ok() {
+            return Err(report.to_string());
+        }
+        said.push(report.to_string());
+    }
+    Ok(said.join("\n"))
+}

@@ -13,9 +13,10 @@ pub mod compile;
 pub mod device;
 #[expect(unsafe_code, reason = "a launch hands device addresses over")]
 pub mod kernels;
-mod ops;
+pub mod ops;
 
 pub use backends::register;
 pub use compile::{Arch, KernelSpec};
 pub use device::{CudaError, CudaExec, CudaMem, CudaOptions, DeviceInfo, Event, Graph};
 pub use kernels::Kernel;
+pub use ops::CudaLinear;

@@ -48,10 +48,10 @@ pub enum TensorError {
         bytes: u64,
     },
     /// The device, its driver or its compiler failed.
-    #[error("{device}: {failure}")]
+    #[error("{kind}: {failure}")]
     Device {
-        /// The device.
-        device: Device,
+        /// The device's kind.
+        kind: &'static str,
         /// What was asked of it, and what it said.
         failure: String,
     },

@@ -13,9 +13,21 @@ const EMBEDDED: &[(&str, &str)] = sources![
     "attention/params.cuh",
     "attention/rows.cuh",
     "attention/tile_io.cuh",
+    "bench/memory.cu",
     "cache/params.cuh",
     "cache/write.cu",
-    "common/mma.cuh", "common/types.cuh",];
+    "common/mma.cuh",
+    "common/types.cuh",
+    "ops/activation.cuh",
+    "ops/argmax.cu",
+    "ops/codes.cu",
+    "ops/elementwise.cu",
+    "ops/gated.cu",
+    "ops/gather.cu",
+    "ops/norm.cu",
+    "ops/rope.cu",
+    "ops/rows.cuh",
+];
 
 /// Source files by their path; those that end in `.cuh` are headers.
 #[derive(Clone, Debug)]

@@ -147,7 +147,6 @@ pub(crate) fn is_out_of_memory(e: &DriverError) -> bool {
     e.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// Where the error has no device of its own, the first is meant.
 impl From<CudaError> for TensorError {
     fn from(e: CudaError) -> Self {
         match e {
@@ -156,7 +155,7 @@ impl From<CudaError> for TensorError {
             CudaError::OutOfMemory { device, bytes, free, total } => {
                 Self::OutOfMemory { what: format!("{device} ({free} of {total} bytes are free)"), bytes }
             }
-            e => Self::Device { device: Device { kind: "cuda", index: 0 }, failure: e.to_string() },
+            e => Self::Device { kind: "cuda", failure: e.to_string() },
         }
     }
 }
@@ -188,6 +187,6 @@ mod tests {
         assert!(e.to_string().contains("cuda:1 (7 of 50 bytes are free)"), "{e}");
         let e = TensorError::from(CudaError::Argument("no".into()));
         assert_eq!(e, TensorError::Unsupported("no".into()));
-        assert!(TensorError::from(CudaError::NoDriver).to_string().starts_with("cuda:0: no NVIDIA driver"));
+        assert!(TensorError::from(CudaError::NoDriver).to_string().starts_with("cuda: no NVIDIA driver"));
     }
 }

@@ -3,6 +3,7 @@
 use super::{
     driver,
     error::{CudaError, Doing, Result},
+    fault::Fault,
     info::DeviceInfo,
     memory::Heap,
     options::CudaOptions,
@@ -10,8 +11,10 @@ use super::{
 };
 use crate::{
     compile::Compiler,
-    kernels::Loaded,
-    ops::{Gemm, OpKernels},
+    kernels::{
+        Loaded,
+        ops::{Gemm, OpKernels},
+    },
 };
 use cudarc::driver::{CudaContext, CudaStream, result};
 use headway_tensor::{Device, DeviceMem, Exec, TensorRef};
@@ -30,6 +33,7 @@ pub struct CudaExec {
     pub(crate) kernels: Rc<Loaded>,
     pub(crate) op_kernels: OpKernels,
     pub(crate) gemm: OnceCell<Gemm>,
+    fault: Fault,
     stream: Arc<CudaStream>,
     heap: Arc<Heap>,
     info: DeviceInfo,
@@ -59,6 +63,7 @@ impl CudaExec {
             kernels: Rc::new(Loaded::new(compiler)),
             op_kernels: OpKernels::default(),
             gemm: OnceCell::new(),
+            fault: Fault::new(Arc::clone(&context))?,
             heap: Heap::new(context, device),
             stream,
             info,
@@ -108,15 +113,20 @@ impl CudaExec {
         self.recording.set(graph);
     }
 
-    /// Returns a failure that an earlier upload kept.
+    /// Returns a failure that an earlier upload kept, or an index that a kernel found to be out of range by now.
     ///
     /// # Errors
     /// That failure.
     pub fn check(&self) -> Result<()> {
         match self.failure.borrow_mut().take() {
             Some(failure) => Err(failure),
-            None => Ok(()),
+            None => self.fault.take(),
         }
+    }
+
+    /// Where kernels say that an index is out of range.
+    pub(crate) fn fault_addr(&self) -> u64 {
+        self.fault.addr()
     }
 
     /// Refuses what can't be part of a graph.
@@ -132,11 +142,13 @@ impl CudaExec {
     /// Waits for everything that was queued.
     ///
     /// # Errors
-    /// A failure kept from an earlier upload; that of work on the device; a capture under way.
+    /// A failure kept from an earlier upload; that of work on the device, an index out of range included; a capture
+    /// under way.
     pub fn synchronize(&self) -> Result<()> {
         self.check()?;
         self.not_recording("waiting for the stream")?;
-        self.stream.synchronize().doing("waiting for the stream")
+        self.stream.synchronize().doing("waiting for the stream")?;
+        self.fault.take()
     }
 
     /// Copies device memory to the host behind everything that was queued, and waits for it.
@@ -197,7 +209,8 @@ impl CudaExec {
             // SAFETY: the range is inside an allocation, and `to` stays borrowed until the stream has come so far.
             unsafe { result::memcpy_dtoh_async(to, addr, self.stream.cu_stream()) }.doing("reading")?;
         }
-        self.stream.synchronize().doing("reading")
+        self.stream.synchronize().doing("reading")?;
+        self.fault.take()
     }
 
     /// The address of a range that is inside of memory on this device.

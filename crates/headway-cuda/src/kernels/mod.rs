@@ -5,7 +5,11 @@ pub mod attention;
 pub mod cache;
 pub(crate) mod elements;
 mod kernel;
+pub mod memory;
+pub mod ops;
 mod params;
+mod specs;
 
 pub use kernel::{Kernel, Loaded};
 pub(crate) use params::kernel_params;
+pub use specs::specs;

@@ -1,5 +1,106 @@
-//! The operations that models call, on CUDA.
+//! The operations that models call, on CUDA. Activations are bfloat16, float16 or float32, one type in a call; norms'
+//! weights and rotation tables are float32; sums are float32.
+//!
+//! Indices (token ids, rows, positions) are read by kernels: one that is out of range is an error from the next call
+//! that waits for the device or is made after it. The checks and launches are in `kernels::ops`. Not for attention.
 
-#[derive(Default)]
-pub(crate) struct OpKernels;
-pub(crate) struct Gemm;
+mod linear;
+
+pub use linear::CudaLinear;
+
+use crate::{
+    CudaExec,
+    device::CudaError,
+    kernels::ops::{codes, elementwise, gated, gather, linear as product, norm, rope},
+};
+use headway_tensor::{
+    Activation, DType, GatedNorm, Linear, LinearPart, Ops, Result, RopeStyle, RowQuant, Tensor, TensorMut,
+    TensorRef, View,
+};
+use std::{any::Any, sync::Arc};
+
+fn cuda_linear<'a>(w: &'a dyn Linear, what: &str) -> Result<&'a CudaLinear, CudaError> {
+    (w as &dyn Any).downcast_ref().ok_or_else(|| {
+        CudaError::Argument(format!("{what}: the weight was loaded for another device than CUDA"))
+    })
+}
+
+impl Ops for CudaExec {
+    /// `compute` may be any type that activations have: a layer takes inputs of its weight's type alone.
+    fn load_linear(&self, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Arc<dyn Linear>> {
+        Ok(Arc::new(CudaLinear::load(self, parts, compute)?))
+    }
+
+    /// The output may be float32 whatever the input is.
+    fn linear(&self, w: &dyn Linear, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
+        Ok(product::linear(self, cuda_linear(w, "linear")?, x, out)?)
+    }
+
+    fn embed(&self, table: &dyn Linear, ids: &View<i32>, scale: f32, out: TensorMut<'_>) -> Result<()> {
+        Ok(gather::embed(self, cuda_linear(table, "embed")?, ids, scale, out)?)
+    }
+
+    fn rms_norm(&self, x: TensorRef<'_>, weight: &Tensor, eps: f32, out: TensorMut<'_>) -> Result<()> {
+        Ok(norm::rms_norm(self, x, weight, eps, out)?)
+    }
+
+    fn rms_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, eps: f32) -> Result<()> {
+        Ok(norm::rms_norm_in_place(self, x, weight, eps)?)
+    }
+
+    fn layer_norm_in_place(&self, x: TensorMut<'_>, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<()> {
+        Ok(norm::layer_norm_in_place(self, x, weight, bias, eps)?)
+    }
+
+    fn add_rms_norm(
+        &self,
+        residual: TensorMut<'_>,
+        x: TensorRef<'_>,
+        weight: &Tensor,
+        eps: f32,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        Ok(norm::add_rms_norm(self, residual, x, weight, eps, out)?)
+    }
+
+    fn add(&self, acc: TensorMut<'_>, x: TensorRef<'_>) -> Result<()> {
+        Ok(elementwise::add(self, acc, x)?)
+    }
+
+    fn multiply(&self, x: TensorMut<'_>, y: TensorRef<'_>) -> Result<()> {
+        Ok(elementwise::multiply(self, x, y)?)
+    }
+
+    fn rope(&self, x: TensorMut<'_>, positions: &View<i32>, table: &Tensor, style: RopeStyle) -> Result<()> {
+        Ok(rope::rope(self, x, positions, table, style)?)
+    }
+
+    fn gated(&self, activation: Activation, gate_up: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
+        Ok(gated::gated(self, activation, gate_up, out)?)
+    }
+
+    fn activate(&self, activation: Activation, x: TensorMut<'_>) -> Result<()> {
+        Ok(elementwise::activate(self, activation, x)?)
+    }
+
+    fn gated_norm(&self, x: TensorMut<'_>, gate: TensorRef<'_>, norm: GatedNorm<'_>) -> Result<()> {
+        Ok(match norm {
+            GatedNorm::None => elementwise::times_silu(self, x, gate)?,
+            GatedNorm::Rms { weight, groups, eps, before_gate } => {
+                norm::gated_norm(self, x, gate, weight, groups, eps, before_gate)?
+            }
+        })
+    }
+
+    fn quantise_rows(&self, quant: &RowQuant, x: TensorRef<'_>, codes: TensorMut<'_>) -> Result<()> {
+        Ok(codes::quantise(self, quant, x, codes)?)
+    }
+
+    fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()> {
+        Ok(gather::gather_rows(self, x, rows, out)?)
+    }
+
+    fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()> {
+        Ok(elementwise::scale_and_cap(self, x, factor, cap)?)
+    }
+}

@@ -1,0 +1,340 @@
+//! Products of matrices by cuBLASLt: an algorithm is chosen once a shape and kept.
+//!
+//! With batch invariance every batch size gets the algorithm of one fixed size, without splits of the inner dimension,
+//! so that a row's sums are added in one order whatever else is in the batch.
+
+use super::rows::Rows;
+use crate::{
+    CudaExec,
+    device::{CudaError, Result},
+};
+use cudarc::cublaslt::{
+    result::{self, CublasError},
+    sys::{
+        self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+        cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
+        cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+        cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t, cudaDataType,
+    },
+};
+use headway_tensor::{DType, DeviceMem, Exec};
+use std::{cell::RefCell, collections::HashMap, ffi::c_void, sync::Arc};
+
+/// Bytes that an algorithm may use beside its operands: what NVIDIA recommends for Hopper.
+const WORKSPACE: usize = 32 << 20;
+/// Shapes whose plans are kept; beyond them all are dropped, and chosen anew.
+const MOST_PLANS: usize = 4096;
+/// Rows of the batch whose algorithm serves every batch, with batch invariance.
+const INVARIANT_ROWS: u64 = 64;
+/// The library's number for a transposed operand.
+const TRANSPOSED: i32 = 1;
+/// The largest alignment that the library makes use of.
+const MOST_ALIGN: u64 = 256;
+
+/// `out[t] = x[t] · wᵀ + bias`, described by its addresses and sizes.
+pub(crate) struct Product {
+    /// Address of `[out, in]`, contiguous.
+    pub weight: u64,
+    /// Element type of weight and input.
+    pub dtype: DType,
+    /// Rows and columns of the weight.
+    pub shape: [usize; 2],
+    /// Address of `[out]` in the output's type.
+    pub bias: Option<u64>,
+}
+
+/// What a choice of algorithm depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    rows: u64,
+    shape: [usize; 2],
+    /// Elements from one row to the next.
+    x_row: i64,
+    out_row: i64,
+    dtype: DType,
+    out_dtype: DType,
+    bias: bool,
+    /// Of weight, input and output.
+    align: [u32; 3],
+}
+
+/// The library's descriptions and its choice for one shape.
+struct Plan {
+    shape: Described,
+    algo: cublasLtMatmulAlgo_t,
+}
+
+/// Descriptions of an operation and its operands, destroyed in the end.
+struct Described {
+    desc: cublasLtMatmulDesc_t,
+    layouts: Vec<cublasLtMatrixLayout_t>,
+}
+
+impl Drop for Described {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, and not used after this. What it might say is of no use here.
+        let _ = unsafe { result::destroy_matmul_desc(self.desc) };
+        for layout in &self.layouts {
+            // SAFETY: as above.
+            let _ = unsafe { result::destroy_matrix_layout(*layout) };
+        }
+    }
+}
+
+/// Preferences, destroyed in the end.
+struct Preferences(cublasLtMatmulPreference_t);
+
+impl Drop for Preferences {
+    fn drop(&mut self) {
+        // SAFETY: made by the library, and not used after this.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// The library's handle, its working memory and what it chose.
+pub(crate) struct Gemm {
+    handle: cublasLtHandle_t,
+    workspace: Arc<dyn DeviceMem>,
+    plans: RefCell<HashMap<Key, Plan>>,
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        self.plans.borrow_mut().clear();
+        // SAFETY: of `create_handle`, and not used after this.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+fn failed(doing: &str, e: CublasError) -> CudaError {
+    CudaError::Blas { doing: doing.into(), words: format!("{:?}", e.0) }
+}
+
+fn data_type(dtype: DType) -> Result<cudaDataType> {
+    match dtype {
+        DType::F32 => Ok(cudaDataType::CUDA_R_32F),
+        DType::F16 => Ok(cudaDataType::CUDA_R_16F),
+        DType::BF16 => Ok(cudaDataType::CUDA_R_16BF),
+        other => Err(CudaError::Argument(format!(
+            "a linear layer on {other} is not supported on CUDA; bfloat16, float16 and float32 are"
+        ))),
+    }
+}
+
+/// The largest power of two, up to 256, that divides all.
+fn alignment(values: [u64; 2]) -> u32 {
+    values.iter().fold(MOST_ALIGN, |a, v| a.min(1 << v.trailing_zeros().min(8))) as u32
+}
+
+impl Described {
+    /// Row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, of which `w` lies transposed.
+    fn new(key: &Key, rows: u64) -> Result<Self> {
+        let doing = "describing a product";
+        let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let desc =
+            result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F).map_err(|e| failed(doing, e))?;
+        let mut made = Self { desc, layouts: vec![] };
+        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if key.bias {
+            made.set(
+                DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                &cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            )?;
+            made.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(key.out_dtype)?)?;
+        }
+        let [n_out, n_in] = key.shape.map(|n| n as u64);
+        let operands = [
+            (key.dtype, n_in, n_out, n_in as i64),
+            (key.dtype, n_in, rows, key.x_row),
+            (key.out_dtype, n_out, rows, key.out_row),
+        ];
+        for (dtype, height, width, step) in operands {
+            let layout = result::create_matrix_layout(data_type(dtype)?, height, width, step);
+            made.layouts.push(layout.map_err(|e| failed(doing, e))?);
+        }
+        Ok(made)
+    }
+
+    fn set<T>(&self, attribute: DescAttribute, value: &T) -> Result<()> {
+        // SAFETY: the description lives, and the value has the size that is said; attributes are set to their types.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                self.desc,
+                attribute,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        }
+        .map_err(|e| failed("describing a product", e))
+    }
+}
+
+impl Gemm {
+    /// Loads the library.
+    ///
+    /// # Errors
+    /// It is not there; no memory.
+    pub fn new(cx: &CudaExec) -> Result<Self> {
+        // SAFETY: looks for a library by its name; its initialisers are NVIDIA's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoLibrary {
+                library: "libcublasLt",
+                needed_for: "a linear layer",
+                package: "nvidia-cublas",
+            });
+        }
+        let workspace = cx.alloc(WORKSPACE)?;
+        let workspace = workspace.ok_or_else(|| CudaError::Argument("no device memory".into()))?;
+        let handle = result::create_handle().map_err(|e| failed("opening cuBLASLt", e))?;
+        Ok(Self { handle, workspace, plans: RefCell::default() })
+    }
+
+    /// Queues the product. The caller has checked shapes and devices.
+    ///
+    /// # Errors
+    /// Types without a kernel, no algorithm; the library's.
+    pub(super) fn run(&self, cx: &CudaExec, p: &Product, x: &Rows, out: &Rows) -> Result<()> {
+        cx.check()?;
+        if x.tokens == 0 {
+            return Ok(());
+        }
+        let step = |r: &Rows| if r.tokens > 1 { r.arg.row / r.dtype.size() as i64 } else { r.width as i64 };
+        let align = |r: &Rows| alignment([r.arg.at, step(r) as u64 * r.dtype.size() as u64]);
+        let key = Key {
+            rows: x.tokens as u64,
+            shape: p.shape,
+            x_row: step(x),
+            out_row: step(out),
+            dtype: p.dtype,
+            out_dtype: out.dtype,
+            bias: p.bias.is_some(),
+            align: [alignment([p.weight, (p.shape[1] * p.dtype.size()) as u64]), align(x), align(out)],
+        };
+        let mut plans = self.plans.borrow_mut();
+        if !plans.contains_key(&key) {
+            if plans.len() >= MOST_PLANS {
+                plans.clear();
+            }
+            plans.insert(key, self.plan(&key, cx.batch_invariant())?);
+        }
+        let Some(plan) = plans.get(&key) else { return Ok(()) };
+        if let Some(bias) = &p.bias {
+            plan.shape.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        let (one, zero) = (1f32, 0f32);
+        let [w_layout, x_layout, out_layout] = plan.shape.layouts[..] else { return Ok(()) };
+        // SAFETY: the operands lie in memory of this device and have the layouts described, as the caller checked; the
+        // working memory is as large as the preferences said, and used in the stream's order.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.shape.desc,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                p.weight as *const c_void,
+                w_layout,
+                x.arg.at as *const c_void,
+                x_layout,
+                out.arg.at as *const c_void,
+                out_layout,
+                out.arg.at as *mut c_void,
+                out_layout,
+                &plan.algo,
+                self.workspace.addr() as *mut c_void,
+                WORKSPACE,
+                cx.stream().cu_stream().cast(),
+            )
+        }
+        .map_err(|e| failed(&describe(&key), e))
+    }
+
+    fn plan(&self, key: &Key, invariant: bool) -> Result<Plan> {
+        let shape = Described::new(key, key.rows)?;
+        if !invariant {
+            let algo = self.choose(&shape, key, false)?;
+            return Ok(Plan { shape, algo });
+        }
+        let algo = self.choose(&Described::new(key, INVARIANT_ROWS)?, key, true)?;
+        self.check(&shape, key, &algo)?;
+        Ok(Plan { shape, algo })
+    }
+
+    fn choose(&self, shape: &Described, key: &Key, invariant: bool) -> Result<cublasLtMatmulAlgo_t> {
+        let preferences =
+            Preferences(result::create_matmul_pref().map_err(|e| failed("choosing an algorithm", e))?);
+        let set = |attribute, value: *const c_void, size| {
+            // SAFETY: the preferences live, and each value is a live integer of the attribute's size.
+            unsafe { result::set_matmul_pref_attribute(preferences.0, attribute, value, size) }
+                .map_err(|e| failed("choosing an algorithm", e))
+        };
+        let bytes = WORKSPACE as u64;
+        set(
+            Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            (&raw const bytes).cast(),
+            size_of::<u64>(),
+        )?;
+        // What depends on where a row begins must not decide, if the row's number may not either.
+        let align = if invariant { key.align.map(|a| a.min(16)) } else { key.align };
+        let [w, x, out] = &align;
+        for (attribute, align) in [
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, w),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out),
+        ] {
+            set(attribute, std::ptr::from_ref(align).cast(), size_of::<u32>())?;
+        }
+        if invariant {
+            let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
+            set(
+                Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                (&raw const none).cast(),
+                size_of::<u32>(),
+            )?;
+        }
+        let [w, x, out] = shape.layouts[..] else {
+            return Err(CudaError::Argument("a product of other than two operands".into()));
+        };
+        // SAFETY: handle, descriptions and preferences live.
+        let chosen = unsafe {
+            result::get_matmul_algo_heuristic(self.handle, shape.desc, w, x, out, out, preferences.0)
+        };
+        Ok(chosen.map_err(|e| failed(&describe(key), e))?.algo)
+    }
+
+    /// That an algorithm chosen for one size runs another.
+    fn check(&self, shape: &Described, key: &Key, algo: &cublasLtMatmulAlgo_t) -> Result<()> {
+        let [w, x, out] = shape.layouts[..] else {
+            return Err(CudaError::Argument("a product of other than two operands".into()));
+        };
+        let mut found = cublasLtMatmulHeuristicResult_t {
+            algo: *algo,
+            workspaceSize: 0,
+            state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        // SAFETY: handle, descriptions and algorithm live; the result is a live structure.
+        unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, shape.desc, w, x, out, out, algo, &mut found) }
+            .result()
+            .map_err(|e| failed(&format!("{} with the algorithm of {INVARIANT_ROWS} rows", describe(key)), e))
+    }
+}
+
+fn describe(key: &Key) -> String {
+    let [n_out, n_in] = key.shape;
+    format!("a product of {} rows, {n_in} to {n_out}, {} to {}", key.rows, key.dtype, key.out_dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::alignment;
+
+    #[test]
+    fn alignment_is_the_least_of_address_and_row() {
+        assert_eq!(alignment([0x1000, 512]), 256);
+        assert_eq!(alignment([0x1000, 24]), 8);
+        assert_eq!(alignment([0x1002, 512]), 2);
+        assert_eq!(alignment([0, 0]), 256);
+    }
+}

@@ -1,0 +1,32 @@
+//! The operations against float64 on the host: random rows of odd and even widths, strided views, poisoned outputs.
+
+mod elementwise;
+mod linear;
+mod norm;
+mod rows;
+
+use crate::Test;
+
+pub const TESTS: &[Test] = &[
+    ("ops::rms_norm", norm::rms_norm),
+    ("ops::rms_norm_of_heads_in_place", norm::heads_in_place),
+    ("ops::add_rms_norm", norm::add_rms_norm),
+    ("ops::layer_norm", norm::layer_norm),
+    ("ops::gated_norm", norm::gated_norm),
+    ("ops::add_and_multiply", elementwise::add_and_multiply),
+    ("ops::gated", elementwise::gated),
+    ("ops::activate", elementwise::activate),
+    ("ops::scale_and_cap", elementwise::scale_and_cap),
+    ("ops::quantise_rows", elementwise::quantise_rows),
+    ("ops::rope", rows::rope),
+    ("ops::gather_rows", rows::gather_rows),
+    ("ops::embed", rows::embed),
+    ("ops::argmax", rows::argmax),
+    ("ops::indices_out_of_range", rows::out_of_range),
+    ("ops::refusals", rows::refusals),
+    ("ops::linear", linear::shapes),
+    ("ops::linear_of_parts_with_biases", linear::parts),
+    ("ops::linear_of_blocks", linear::blocks),
+    ("ops::linear_captured", linear::captured),
+    ("ops::linear_batch_invariant", linear::batch_invariant),
+];

@@ -16,3 +16,11 @@ if python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; the
 else
     echo "bench/peers: self-test skipped: python3 (3.9 or later) is missing"
 fi
+
+# Every CUDA kernel, compiled without a GPU by NVIDIA's package of the compiler.
+if nvrtc=$(tools/nvrtc.sh); then
+    LD_LIBRARY_PATH="$nvrtc${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" HEADWAY_TEST_NVRTC=required \
+        cargo test --release -p headway-cuda --test compile
+else
+    echo "headway-cuda: kernels not compiled: NVRTC's package could not be fetched"
+fi

@@ -118,10 +118,13 @@ impl CudaExec {
     /// # Errors
     /// That failure.
     pub fn check(&self) -> Result<()> {
-        match self.failure.borrow_mut().take() {
-            Some(failure) => Err(failure),
-            None => self.fault.take(),
-        }
+        self.kept()?;
+        self.fault.take()
+    }
+
+    /// Returns a failure that an earlier upload kept.
+    fn kept(&self) -> Result<()> {
+        self.failure.borrow_mut().take().map_or(Ok(()), Err)
     }
 
     /// Where kernels say that an index is out of range.
@@ -145,7 +148,7 @@ impl CudaExec {
     /// A failure kept from an earlier upload; that of work on the device, an index out of range included; a capture
     /// under way.
     pub fn synchronize(&self) -> Result<()> {
-        self.check()?;
+        self.kept()?;
         self.not_recording("waiting for the stream")?;
         self.stream.synchronize().doing("waiting for the stream")?;
         self.fault.take()
@@ -156,7 +159,7 @@ impl CudaExec {
     /// # Errors
     /// Memory of another device, a range past its end; as [`CudaExec::synchronize`].
     pub fn read(&self, mem: &Arc<dyn DeviceMem>, offset: usize, to: &mut [u8]) -> Result<()> {
-        self.check()?;
+        self.kept()?;
         self.not_recording("reading device memory")?;
         let addr = self.place("read", mem, offset, to.len())?;
         self.read_at(addr, to)
@@ -167,7 +170,7 @@ impl CudaExec {
     /// # Errors
     /// As [`CudaExec::read`].
     pub fn read_tensor(&self, x: TensorRef<'_>) -> Result<Vec<u8>> {
-        self.check()?;
+        self.kept()?;
         self.not_recording("reading device memory")?;
         let Some(addr) = x.device_addr().filter(|_| x.device() == self.heap.device) else {
             return Err(self.foreign("read", x.device()));

@@ -84,12 +84,13 @@ impl Ops for CudaExec {
     }
 
     fn gated_norm(&self, x: TensorMut<'_>, gate: TensorRef<'_>, norm: GatedNorm<'_>) -> Result<()> {
-        Ok(match norm {
+        match norm {
             GatedNorm::None => elementwise::times_silu(self, x, gate)?,
             GatedNorm::Rms { weight, groups, eps, before_gate } => {
-                norm::gated_norm(self, x, gate, weight, groups, eps, before_gate)?
+                norm::gated_norm(self, x, gate, weight, groups, eps, before_gate)?;
             }
-        })
+        }
+        Ok(())
     }
 
     fn quantise_rows(&self, quant: &RowQuant, x: TensorRef<'_>, codes: TensorMut<'_>) -> Result<()> {

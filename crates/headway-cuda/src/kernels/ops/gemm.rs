@@ -28,6 +28,9 @@ const MOST_PLANS: usize = 4096;
 const INVARIANT_ROWS: u64 = 64;
 /// The library's number for a transposed operand.
 const TRANSPOSED: i32 = 1;
+/// The library's numbers for ways to add up partial sums of a split inner dimension.
+const SUMS_IN_PLACE: u32 = 1;
+const SUMS_IN_FLOAT32: u32 = 2;
 /// The largest alignment that the library makes use of.
 const MOST_ALIGN: u64 = 256;
 
@@ -284,14 +287,13 @@ impl Gemm {
         ] {
             set(attribute, std::ptr::from_ref(align).cast(), size_of::<u32>())?;
         }
-        if invariant {
-            let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
-            set(
-                Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                (&raw const none).cast(),
-                size_of::<u32>(),
-            )?;
-        }
+        // Partial sums are added up in float32, or there are none.
+        let reductions = if invariant { 0 } else { SUMS_IN_PLACE | SUMS_IN_FLOAT32 };
+        set(
+            Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            (&raw const reductions).cast(),
+            size_of::<u32>(),
+        )?;
         let [w, x, out] = shape.layouts[..] else {
             return Err(CudaError::Argument("a product of other than two operands".into()));
         };

@@ -37,7 +37,7 @@ fn run(cx: &CudaExec, entries: Entries, [x, y, out]: [&Rows; 3], w: &Weights) ->
     let (count, width) = (x.count(), x.width);
     let wide = [x, y, out].iter().all(|r| r.aligned(16))
         && width.is_multiple_of(lanes(x.dtype))
-        && w.weight % 16 == 0;
+        && w.weight.is_multiple_of(16);
     let block = width > WARP_WIDTH;
     let rows_per_block = if block { 1 } else { THREADS / 32 };
     let params = Params {

@@ -28,7 +28,7 @@ fn exact(x: &[f32], w: &[f32], k: usize, bias: Option<&[f32]>) -> (Vec<f64>, f64
             out.push(sum + bias.map_or(0.0, |b| f64::from(b[i])));
         }
     }
-    (out, (k as f64).sqrt() * 4e-6)
+    (out, (k as f64).sqrt() * 1e-5)
 }
 
 pub fn shapes(cx: &CudaExec) -> Outcome {

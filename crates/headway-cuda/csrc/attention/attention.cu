@@ -112,17 +112,19 @@ __device__ __forceinline__ void few_rows(const Params& p, const Tile& t, int hea
         float out[OUT_TILES][4] = {};
         // Runs of 16 keys are dealt out by their place in the request, so that a part's beginning does not matter.
         int first = from / 16, stop = (to + 15) / 16, run = first + ((warp - first) & 3);
-        auto fetch = [&](int r, int stage) {
-            if (r < stop) {
-                u32 k = own + stage * 2 * STAGE_BYTES(16);
-                load_keys<16, 32>(p, table, head, r * 16, from, to, k, k + STAGE_BYTES(16), lane);
-            }
+        Runs<WARPS> runs = {table, run, stop, p.cache};
+        int fetched = 0;
+        auto fetch = [&](int stage) {
+            int r = runs.first + fetched * WARPS;
+            const u8* at = runs.at(p, head, fetched++, lane);
+            u32 k = own + stage * 2 * STAGE_BYTES(16);
+            if (r < stop) load_run<32>(p, at, r * 16, from, to, k, k + STAGE_BYTES(16), lane);
             copy_commit();
         };
 #pragma unroll
-        for (int i = 0; i < FEW_STAGES - 1; i++) fetch(run + i * WARPS, i);
+        for (int i = 0; i < FEW_STAGES - 1; i++) fetch(i);
         for (int stage = 0; run < stop; run += WARPS, stage = (stage + 1) % FEW_STAGES) {
-            fetch(run + (FEW_STAGES - 1) * WARPS, (stage + FEW_STAGES - 1) % FEW_STAGES);
+            fetch((stage + FEW_STAGES - 1) % FEW_STAGES);
             copy_wait<FEW_STAGES - 1>();
             __syncwarp();
             u32 k = own + stage * 2 * STAGE_BYTES(16), v = k + STAGE_BYTES(16);
@@ -231,11 +233,16 @@ __device__ __forceinline__ void many_rows(const Params& p, const Tile& t, int he
     int query_len = p.query_start_loc[t.request + 1] - p.query_start_loc[t.request], seq_len = p.seq_lens[t.request];
 
     // Aligned to KEYS by the place in the request: where a split or a window begins does not matter.
-    int key0 = t.kv_begin / KEYS * KEYS, stop = t.kv_end;
+    int key0 = t.kv_begin / KEYS * KEYS, stop = t.kv_end, fetched = 0;
+    Runs<1> runs = {table, key0 / 16, (stop + 15) / 16, p.cache};
     auto fetch = [&](int key, int stage) {
         if (key < stop) {
             u32 to = stages + stage * 2 * STAGE_BYTES(KEYS);
-            load_keys<KEYS, THREADS>(p, table, head, key, t.kv_begin, t.kv_end, to, to + STAGE_BYTES(KEYS), threadIdx.x);
+#pragma unroll
+            for (int i = 0; i < KEYS / 16; i++)
+                load_run<THREADS>(p, runs.at(p, head, fetched + i, lane), key + i * 16, t.kv_begin, stop,
+                                  to + i * STAGE_BYTES(16), to + STAGE_BYTES(KEYS) + i * STAGE_BYTES(16), threadIdx.x);
+            fetched += KEYS / 16;
         }
         copy_commit();
     };

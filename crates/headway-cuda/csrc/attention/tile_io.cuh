@@ -24,37 +24,55 @@ template <int THREADS> __device__ __forceinline__ void zero_pad(u32 tile, int ro
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at(tile, r, CHUNKS)), "r"(0));
 }
 
-// Where the cache holds key/value head `head` of token `key` of a request.
-__device__ __forceinline__ const u8* in_cache(const Params& p, const int* table, int key, int head) {
-    int block = key / p.block_size;
-    return p.cache + (i64)table[block] * p.block_stride + (i64)(key - block * p.block_size) * p.token_stride +
-           (i64)head * p.head_stride;
-}
+// Where a warp's runs of 16 keys begin in the cache, 32 of them ahead, one a lane: a run lies in one block. Run n is
+// `first + n * STEP`; runs are asked for in their order.
+template <int STEP> struct Runs {
+    const int* table;
+    int first, stop;  // stop: one past the last run that has keys
+    const u8* mine;
 
-// ROWS keys and values from `key0` (a multiple of 16) on, to a tile each: as they are for 16-bit caches, else
-// raw. Keys outside [begin, end) become zeros and are not read.
-template <int ROWS, int THREADS>
-__device__ __forceinline__ void load_keys(const Params& p, const int* table, int head, int key0, int begin, int end,
-                                          u32 k, u32 v, int thread) {
+    __device__ __forceinline__ const u8* at(const Params& p, int head, int n, int lane) {
+        if ((n & 31) == 0) {
+            int run = first + (n + lane) * STEP;
+            mine = p.cache;
+            if (run < stop) {
+                int key = run * 16, block = key / p.block_size;
+                mine += (i64)table[block] * p.block_stride + (i64)(key - block * p.block_size) * p.token_stride +
+                        (i64)head * p.head_stride;
+            }
+        }
+        return (const u8*)__shfl_sync(~0u, (u64)mine, n & 31);
+    }
+};
+
+// The 16 keys and values of a run that begins at `from` with key `key0`, to a tile each: as they are for 16-bit
+// caches, else raw. Keys outside [begin, end) become zeros and are not read.
+template <int THREADS>
+__device__ __forceinline__ void load_run(const Params& p, const u8* from, int key0, int begin, int end, u32 k, u32 v,
+                                         int thread) {
     constexpr int CHUNK = EIGHT_BITS ? RAW_CHUNK : 16;
     constexpr int PER_ROW = EIGHT_BITS ? RAW_ROW / RAW_CHUNK : CHUNKS;
+    u32 token_stride = (u32)p.token_stride;
+    auto share = [&](auto copy) {
 #pragma unroll
-    for (int group = 0; group < ROWS / 16; group++) {
-        int first = key0 + group * 16;
-        // Sixteen keys lie in one block.
-        bool any = first < end && first + 16 > begin;
-        const u8* from = any ? in_cache(p, table, first, head) : p.cache;
-#pragma unroll
-        for (int i = thread; i < 16 * PER_ROW; i += THREADS) {
-            int row = i / PER_ROW, chunk = i % PER_ROW, key = first + row;
-            bool live = any && key >= begin && key < end;
-            const u8* src = live ? from + row * p.token_stride + chunk * CHUNK : p.cache;
-            int r = group * 16 + row;
-            u32 to = EIGHT_BITS ? (u32)(r * RAW_ROW + chunk * CHUNK) : at(0, r, chunk);
-            copy_async<CHUNK>(k + to, src, live);
-            copy_async<CHUNK>(v + to, live ? src + p.v_offset : p.cache, live);
+        for (int j = 0; j < (16 * PER_ROW + THREADS - 1) / THREADS; j++) {
+            int i = thread + j * THREADS, row = i / PER_ROW, chunk = i % PER_ROW;
+            u32 to = EIGHT_BITS ? (u32)(row * RAW_ROW + chunk * CHUNK) : at(0, row, chunk);
+            if ((16 * PER_ROW) % THREADS == 0 || i < 16 * PER_ROW) copy(row, to, row * token_stride + chunk * CHUNK);
         }
-    }
+    };
+    if (key0 >= begin && key0 + 16 <= end)
+        share([&](int, u32 to, u32 offset) {
+            copy_async<CHUNK>(k + to, from + offset);
+            copy_async<CHUNK>(v + to, from + offset + p.v_offset);
+        });
+    else
+        share([&](int row, u32 to, u32 offset) {
+            bool live = key0 + row >= begin && key0 + row < end;
+            const u8* src = live ? from + offset : p.cache;
+            copy_async_or_zero<CHUNK>(k + to, src, live);
+            copy_async_or_zero<CHUNK>(v + to, live ? src + p.v_offset : src, live);
+        });
 }
 
 // Eight-bit rows to a tile of 16-bit ones.
@@ -81,7 +99,7 @@ __device__ __forceinline__ void load_queries(const Params& p, const Tile& t, int
         const u8* src = (const u8*)p.q;
         if (live)
             src += 2 * ((token0 + token) * p.q_token + (i64)(head * p.group + g) * p.q_head) + chunk * 16;
-        copy_async<16>(at(q, row, chunk), src, live);
+        copy_async_or_zero<16>(at(q, row, chunk), src, live);
     }
     zero_pad<THREADS>(q, ROWS, thread);
 }

@@ -4,8 +4,13 @@
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// N bytes (4, 8 or 16) from global to shared memory, zeros where `live` is false.
-template <int N> __device__ __forceinline__ void copy_async(u32 to, const void* from, bool live) {
+// N bytes (4, 8 or 16) from global to shared memory.
+template <int N> __device__ __forceinline__ void copy_async(u32 to, const void* from) {
+    if (N == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N));
+}
+// The same, or zeros without reading where `live` is false.
+template <int N> __device__ __forceinline__ void copy_async_or_zero(u32 to, const void* from, bool live) {
     int bytes = live ? N : 0;
     if (N == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "r"(bytes));

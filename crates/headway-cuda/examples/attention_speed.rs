@@ -9,8 +9,8 @@
 //! output.
 
 use headway_attention::{
-    AttentionArgs, AttentionError, AttentionImpl, AttnLayer, CommonAttentionMetadata, GroupInfo, KvBuf, KvCacheSpec,
-    KvHandle, KvCacheLayout, MetadataBuilder, Qkv, StepInputs, AttentionBackend,
+    AttentionArgs, AttentionBackend, AttentionError, AttentionImpl, AttnLayer, CommonAttentionMetadata,
+    GroupInfo, KvBuf, KvCacheLayout, KvCacheSpec, KvHandle, MetadataBuilder, Qkv, StepInputs,
     group::kv::spec::AttentionSpec,
 };
 use headway_cuda::{
@@ -38,16 +38,45 @@ struct Case {
 fn cases() -> Vec<Case> {
     let mut all = vec![];
     for (batch, context) in [
-        (1, 1024), (8, 1024), (32, 1024), (128, 1024), (256, 1024),
-        (1, 8192), (8, 8192), (32, 8192), (128, 8192), (256, 8192),
-        (1, 32768), (8, 32768), (32, 32768), (128, 32768), (256, 32768),
+        (1, 1024),
+        (8, 1024),
+        (32, 1024),
+        (128, 1024),
+        (256, 1024),
+        (1, 8192),
+        (8, 8192),
+        (32, 8192),
+        (128, 8192),
+        (256, 8192),
+        (1, 32768),
+        (8, 32768),
+        (32, 32768),
+        (128, 32768),
+        (256, 32768),
     ] {
-        all.push(Case { name: format!("decode {batch}x{}k", context / 1024), seqs: vec![(1, context); batch] });
+        all.push(Case {
+            name: format!("decode {batch}x{}k", context / 1024),
+            seqs: vec![(1, context); batch],
+        });
     }
-    for (batch, len) in [(1, 1024), (1, 2048), (1, 4096), (1, 8192), (1, 16384), (1, 32768), (4, 4096), (8, 1024), (8, 2048), (8, 8192)] {
+    for (batch, len) in [
+        (1, 1024),
+        (1, 2048),
+        (1, 4096),
+        (1, 8192),
+        (1, 16384),
+        (1, 32768),
+        (4, 4096),
+        (8, 1024),
+        (8, 2048),
+        (8, 8192),
+    ] {
         all.push(Case { name: format!("prefill {batch}x{}k", len / 1024), seqs: vec![(len, len); batch] });
     }
-    all.push(Case { name: "mixed 64x4k+4x2k".into(), seqs: [vec![(1, 4096); 64], vec![(2048, 2048); 4]].concat() });
+    all.push(Case {
+        name: "mixed 64x4k+4x2k".into(),
+        seqs: [vec![(1, 4096); 64], vec![(2048, 2048); 4]].concat(),
+    });
     all.push(Case { name: "chunk 1x512 of 32k".into(), seqs: vec![(512, 32768)] });
     all
 }
@@ -120,7 +149,10 @@ impl Bench {
         let needed: usize = blocks.iter().sum();
         let num_blocks = (self.pool.bytes() / page).min(1 << 24);
         if needed > num_blocks {
-            println!("{}", json!({"case": case.name, "skipped": format!("{needed} blocks of {page} bytes, {num_blocks} there")}));
+            println!(
+                "{}",
+                json!({"case": case.name, "skipped": format!("{needed} blocks of {page} bytes, {num_blocks} there")})
+            );
             return Ok(());
         }
         let kv_bytes = case.seqs.iter().map(|s| s.1).sum::<usize>() * hk * d * 4;
@@ -173,9 +205,8 @@ impl Bench {
             steps.push((common, metadata));
         }
         let memory = MemoryKernels::new(cx)?;
-        let random = |shape: [usize; 3]| -> Result<Tensor, Failure> {
-            Ok(Tensor::zeros(cx, DType::BF16, &shape)?)
-        };
+        let random =
+            |shape: [usize; 3]| -> Result<Tensor, Failure> { Ok(Tensor::zeros(cx, DType::BF16, &shape)?) };
         let q = random([tokens, h, d])?;
         let (k, v) = (random([tokens, hk, d])?, random([tokens, hk, d])?);
         let mut out = Tensor::zeros(cx, DType::BF16, &[tokens, h, d])?;
@@ -303,7 +334,10 @@ fn main() -> Result<(), Failure> {
     let gb = (2u64 << 30) as f64;
     let read = gb / time(&cx, 4, |_| Ok(memory.read(&cx, &a)?))?[1] / 1e3;
     let copy = 2.0 * gb / time(&cx, 4, |_| Ok(memory.copy(&cx, &a, &b)?))?[1] / 1e3;
-    println!("{}", json!({"device": cx.info(), "read_ceiling_gbps": round(read), "copy_ceiling_gbps": round(copy)}));
+    println!(
+        "{}",
+        json!({"device": cx.info(), "read_ceiling_gbps": round(read), "copy_ceiling_gbps": round(copy)})
+    );
     drop((a, b));
     let pool = alloc((40usize << 30).min(free / 10 * 8))?;
     memory.fill(&cx, &pool)?;
@@ -313,7 +347,9 @@ fn main() -> Result<(), Failure> {
         bench.heads = heads;
         let id = format!("{}/{}/{} ", heads.0, heads.1, heads.2);
         for layout in [KvCacheLayout::LBHNC, KvCacheLayout::LBNHC] {
-            for case in cases().iter().filter(|c| format!("{id}{} {}", layout.name(), c.name).contains(&filter)) {
+            for case in
+                cases().iter().filter(|c| format!("{id}{} {}", layout.name(), c.name).contains(&filter))
+            {
                 bench.run(case, layout)?;
             }
             for tokens in [256, 8192, 65536, 262_144] {

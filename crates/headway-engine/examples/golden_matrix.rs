@@ -1,5 +1,7 @@
 //! Every golden in every way: block sizes, chunk sizes, prefix caching, alone and batched, float32 and as
 //! published. `tools/golden-matrix.sh` runs it; it exits with 1 where a case fails.
+//!
+//! `golden_matrix cuda:0` runs the tiny models on that device, in its own types, and says which it refuses.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -68,7 +70,37 @@ fn real(dtype: &str, compute: Compute) -> Result<Table, String> {
     Ok(table)
 }
 
+/// The tiny models on another device than the CPU.
+fn on(device: &str) -> Result<bool, String> {
+    let mut table = Table::default();
+    let mut refused = std::collections::BTreeSet::new();
+    for (block, chunk) in [(16, 5), (16, 512), (32, 64), (48, 512)] {
+        let o = EngineOptions {
+            device: Some(device.into()),
+            block_size: Some(block),
+            max_num_batched_tokens: Some(chunk),
+            max_num_seqs: Some(chunk.min(16)),
+            ..EngineOptions::default()
+        };
+        let way = format!("{device} block {block} chunk {chunk}");
+        let t = walk::all_tiny(Compute::Half, &way, |golden, dir| match UnderTest::open(dir, &o) {
+            Ok(engine) => Ok(Some(Box::new(engine))),
+            Err(e) => {
+                refused.insert(format!("{}: {e}", golden.model.architecture));
+                Ok(None)
+            }
+        });
+        table.extend(t.map_err(|e| e.to_string())?);
+    }
+    println!("{table}");
+    refused.iter().for_each(|r| println!("refused: {r}"));
+    Ok(table.ok())
+}
+
 fn run() -> Result<bool, String> {
+    if let Some(device) = std::env::args().nth(1) {
+        return on(&device);
+    }
     let mut table = Table::default();
     for (way, options) in ways() {
         let mut t = tiny(&way, Compute::Float32, &options)?;

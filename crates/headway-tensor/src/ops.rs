@@ -244,6 +244,21 @@ pub trait Ops: Exec {
     /// A row past the end.
     fn gather_rows(&self, x: TensorRef<'_>, rows: &View<i32>, out: TensorMut<'_>) -> Result<()>;
 
+    /// Copies a contiguous tensor's bytes to the host, after everything that was queued.
+    ///
+    /// # Errors
+    /// A tensor elsewhere, or of another length; the device's own.
+    fn read(&self, x: TensorRef<'_>, to: &mut [u8]) -> Result<()> {
+        let (what, found) = ("a tensor to read", x.shape().to_vec());
+        let expected = format!("{} bytes", to.len());
+        let bytes = x.shape().iter().product::<usize>() * x.dtype().size();
+        match x.into_host_bytes()?.get(..bytes).filter(|b| b.len() == to.len()) {
+            Some(from) => to.copy_from_slice(from),
+            None => return Err(TensorError::WrongShape { what: what.into(), found, expected }),
+        }
+        Ok(())
+    }
+
     /// `x = x · factor`, then `cap · tanh(x / cap)` where a cap is given.
     ///
     /// # Errors

@@ -170,6 +170,16 @@ impl CudaExec {
     /// # Errors
     /// As [`CudaExec::read`].
     pub fn read_tensor(&self, x: TensorRef<'_>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; x.shape().iter().product::<usize>() * x.dtype().size()];
+        self.read_tensor_into(x, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// As [`CudaExec::read_tensor`], to memory that is there already.
+    ///
+    /// # Errors
+    /// As [`CudaExec::read`]; another length.
+    pub fn read_tensor_into(&self, x: TensorRef<'_>, bytes: &mut [u8]) -> Result<()> {
         self.kept()?;
         self.not_recording("reading device memory")?;
         let Some(addr) = x.device_addr().filter(|_| x.device() == self.heap.device) else {
@@ -184,7 +194,13 @@ impl CudaExec {
             }
         };
         let rows: usize = outer.iter().map(|(n, _)| **n).product();
-        let mut bytes = vec![0; rows * inner];
+        if bytes.len() != rows * inner {
+            return Err(CudaError::Argument(format!(
+                "read: {} bytes for a tensor of {}",
+                bytes.len(),
+                rows * inner
+            )));
+        }
         let contiguous = x
             .strides()
             .iter()
@@ -192,8 +208,7 @@ impl CudaExec {
             .zip(x.shape().iter().rev())
             .try_fold(1, |step, (s, n)| (*s == step || *n <= 1).then_some(step * n));
         if contiguous.is_some() {
-            self.read_at(addr, &mut bytes)?;
-            return Ok(bytes);
+            return self.read_at(addr, bytes);
         }
         for (i, row) in bytes.chunks_exact_mut(inner.max(1)).enumerate() {
             let (mut rest, mut off) = (i, 0);
@@ -203,7 +218,7 @@ impl CudaExec {
             }
             self.read_at(addr + off as u64, row)?;
         }
-        Ok(bytes)
+        Ok(())
     }
 
     fn read_at(&self, addr: u64, to: &mut [u8]) -> Result<()> {

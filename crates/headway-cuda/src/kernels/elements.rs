@@ -39,7 +39,10 @@ pub(crate) fn heads(
         )));
     };
     if (h, d) != (heads, size) {
-        return Err(CudaError::Argument(format!("{what}: {:?}, expected [tokens, {heads}, {size}]", x.shape())));
+        return Err(CudaError::Argument(format!(
+            "{what}: {:?}, expected [tokens, {heads}, {size}]",
+            x.shape()
+        )));
     }
     let Some(addr) = addr else {
         return Err(CudaError::Argument(format!("{what}: on {}, not on a CUDA device", x.device())));

@@ -57,7 +57,8 @@ impl CudaExec {
         let function = module
             .load_function(spec.entry)
             .map_err(|e| CudaError::driver(format!("finding {} in {}", spec.entry, spec.file), e))?;
-        let kernel = Arc::new(Kernel { function, spec: spec.clone(), shared: AtomicU32::new(SHARED_UNASKED) });
+        let kernel =
+            Arc::new(Kernel { function, spec: spec.clone(), shared: AtomicU32::new(SHARED_UNASKED) });
         self.kernels.kernels.borrow_mut().insert(spec.clone(), Arc::clone(&kernel));
         Ok(kernel)
     }

@@ -101,6 +101,10 @@ impl Ops for CudaExec {
         Ok(gather::gather_rows(self, x, rows, out)?)
     }
 
+    fn read(&self, x: TensorRef<'_>, to: &mut [u8]) -> Result<()> {
+        Ok(self.read_tensor_into(x, to)?)
+    }
+
     fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()> {
         Ok(elementwise::scale_and_cap(self, x, factor, cap)?)
     }

@@ -223,9 +223,8 @@ impl Embedder {
                 bidirectional_ranges: None,
             });
         }
+        let width = self.runner.model().hidden_size;
         let states = self.runner.encode(&plan).map_err(StepError::from)?;
-        let width = states.shape()[1];
-        let states = states.into_host::<f32>().map_err(|e| StepError::from(ModelError::from(e)))?;
         for r in &plan.requests {
             let rows = &states[r.token_range.start * width..r.token_range.end * width];
             let mut vector = pool(rows, width, self.pooling);

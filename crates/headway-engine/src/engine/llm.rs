@@ -164,10 +164,7 @@ impl Engine for LlmEngine {
         let (mut schedule, mut sample) = (Duration::ZERO, Duration::ZERO);
         laps.lap(&mut schedule);
         let scheduler = &self.scheduler;
-        let logits = self
-            .runner
-            .execute(&self.plan, |id, group| scheduler.block_table(id, group))
-            .and_then(|l| Ok(l.into_host::<f32>()?));
+        let logits = self.runner.execute(&self.plan, |id, group| scheduler.block_table(id, group));
         let mut laps = Laps::start();
         let failed = match logits {
             Ok(logits) => StepSampling {

@@ -10,6 +10,7 @@ use crate::{
         StartupError, devices,
         facts::Facts,
         limits,
+        place::Place,
         startup::{self, Decided, Startup},
     },
     sampling::Sampler,
@@ -83,7 +84,7 @@ pub(crate) fn refusal(
     if open_device {
         devices::open(options)?;
     }
-    let decided = startup::decide(facts, options, available)?;
+    let decided = startup::decide(facts, options, &Place::cpu(available))?;
     // A config may be asked about without its weights.
     if facts.weights_bytes > 0 {
         headers::check(&decided.plan, &*files.checkpoint)?;

@@ -6,7 +6,7 @@ use crate::{
     options::{DTypeOption, EngineOptions},
     runner::{
         decide::{self, Setting},
-        limits::{self, Limits},
+        limits::{self, Limits, UsualLimits},
         memory, needs, speculation,
     },
     speculation::LookupSizes,
@@ -87,7 +87,7 @@ impl Query {
             }
             false => kv_cache_dtype(o, model, dtype, contenders)?,
         };
-        let limits = limits_in_force(o, model, own)?;
+        let limits = limits_in_force(o, model, own, &target)?;
         let (kv_memory, kv_memory_because) = kv_memory(options, &target, weights_bytes);
         let setting = Setting {
             platform: target.platform,
@@ -294,10 +294,16 @@ fn kv_cache_dtype(
 }
 
 /// The engine's defaults where nothing is asked.
-fn limits_in_force(o: &EngineOptions, model: &ModelNeeds, own: bool) -> Result<Limits, ExplainError> {
+fn limits_in_force(
+    o: &EngineOptions,
+    model: &ModelNeeds,
+    own: bool,
+    target: &Target,
+) -> Result<Limits, ExplainError> {
+    let usual = UsualLimits::of(target.platform);
     let most = model.max_model_len.or(o.max_model_len).unwrap_or(UNKNOWN_MODEL_LEN);
     if own {
-        return Ok(Limits::resolve(o, most)?);
+        return Ok(Limits::resolve(o, most, usual)?);
     }
     let asked = EngineOptions {
         max_num_seqs: o.max_num_seqs.or(Some(VLLM_MAX_NUM_SEQS)),
@@ -306,7 +312,7 @@ fn limits_in_force(o: &EngineOptions, model: &ModelNeeds, own: bool) -> Result<L
         speculative_tokens: None,
         ..o.clone()
     };
-    Ok(Limits::resolve(&asked, most)?)
+    Ok(Limits::resolve(&asked, most, usual)?)
 }
 
 /// Bytes of the KV cache of a rank, and where the number comes from.

@@ -5,7 +5,7 @@ use crate::{
     loading::{ModelFiles, ModelKind},
     models::{ModelError, ModelPlan, arch},
 };
-use headway_tensor::DType;
+use headway_tensor::{DType, Weight, WeightType};
 use std::sync::Arc;
 
 /// A model as its config and the headers of its weight files tell it.
@@ -19,6 +19,10 @@ pub struct Facts {
     pub files: String,
     /// Bytes of all weights.
     pub weights_bytes: u64,
+    /// Whether most of them are block-quantised.
+    pub quantised: bool,
+    /// Bytes of all of them in 16 bits an element, about.
+    pub narrow_bytes: u64,
     /// Those of them that take memory of their own.
     pub made_bytes: u64,
     /// What the files say and nothing here heeds.
@@ -36,10 +40,26 @@ impl Facts {
             dtype: model_dtype(files),
             files: files.checkpoint.describe(),
             weights_bytes: files.checkpoint.total_bytes(),
+            quantised: quantised(files),
+            narrow_bytes: narrow_bytes(files),
             made_bytes: files.checkpoint.made_bytes(),
             warnings: kv_cache_scales(files).into_iter().collect(),
         })
     }
+}
+
+fn quantised(files: &ModelFiles) -> bool {
+    matches!(files.checkpoint.main_dtype(), Some(WeightType::Quant(_)))
+}
+
+/// Block-quantised weights are dequantised for a device that takes no other.
+fn narrow_bytes(files: &ModelFiles) -> u64 {
+    let c = &*files.checkpoint;
+    if !quantised(files) {
+        return c.total_bytes().max(c.made_bytes());
+    }
+    let elements = |name: &&str| c.get(name).as_ref().map_or(0, Weight::elems) as u64;
+    c.names().iter().map(elements).sum::<u64>() * 2
 }
 
 /// A checkpoint may bring scales for its cache.

@@ -69,9 +69,17 @@ pub(super) struct FastRows {
 
 impl FastRows {
     /// For steps of at most so many requests and wanted rows.
-    pub fn new(cx: &dyn Exec, sharing: &SharingLayers, max_num_reqs: usize, max_num_logits: usize) -> Self {
-        let batches = FastPrefill::new(cx, max_num_reqs, max_num_logits);
-        Self { first_layer: *sharing.layers.start(), batches }
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(
+        cx: &dyn Exec,
+        sharing: &SharingLayers,
+        max_num_reqs: usize,
+        max_num_logits: usize,
+    ) -> Result<Self> {
+        let batches = FastPrefill::new(cx, max_num_reqs, max_num_logits)?;
+        Ok(Self { first_layer: *sharing.layers.start(), batches })
     }
 
     /// Gives every group's inputs their batch of wanted rows, and the decoder those rows' positions; neither where all

@@ -23,11 +23,27 @@ pub struct Limits {
     pub num_speculative_tokens: usize,
 }
 
-/// Requests in a step, where not asked.
-pub const DEFAULT_MAX_NUM_SEQS: usize = 64;
-/// New tokens in a step, where not asked: activations of so many rows stay in a core's second-level
-/// cache, and more rows don't make the matrix products of a CPU faster.
-pub const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
+/// Limits of a step where none are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsualLimits {
+    /// Requests.
+    pub max_num_seqs: usize,
+    /// New tokens.
+    pub max_num_batched_tokens: usize,
+}
+
+impl UsualLimits {
+    /// Activations of so many rows stay in a core's second-level cache, and more rows don't make the matrix products
+    /// of a CPU faster.
+    pub const CPU: Self = Self { max_num_seqs: 64, max_num_batched_tokens: 512 };
+    /// As many rows as keep the tensor cores of a large GPU busy.
+    pub const CUDA: Self = Self { max_num_seqs: 256, max_num_batched_tokens: 8192 };
+
+    /// Of a platform.
+    pub fn of(platform: &str) -> Self {
+        if platform == "cpu" { Self::CPU } else { Self::CUDA }
+    }
+}
 
 /// Tokens in a block, at least, as far as block tables are reckoned.
 const SMALLEST_BLOCK: usize = 16;
@@ -39,7 +55,7 @@ impl Limits {
     ///
     /// # Errors
     /// 0; a length beyond the model's; more drafted tokens than a step holds.
-    pub fn resolve(options: &EngineOptions, most: usize) -> Result<Self, StartupError> {
+    pub fn resolve(options: &EngineOptions, most: usize, usual: UsualLimits) -> Result<Self, StartupError> {
         let positive = |option: &'static str, v: Option<usize>| match v {
             Some(0) => {
                 Err(StartupError::Option { option, value: "0".into(), why: "it must be at least 1".into() })
@@ -58,8 +74,8 @@ impl Limits {
         };
         let seqs = positive("--max-num-seqs", options.max_num_seqs)?;
         let tokens = positive("--max-num-batched-tokens", options.max_num_batched_tokens)?;
-        let max_num_tokens = tokens.unwrap_or_else(|| DEFAULT_MAX_NUM_BATCHED_TOKENS.max(seqs.unwrap_or(0)));
-        let max_num_reqs = seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(max_num_tokens));
+        let max_num_tokens = tokens.unwrap_or_else(|| usual.max_num_batched_tokens.max(seqs.unwrap_or(0)));
+        let max_num_reqs = seqs.unwrap_or(usual.max_num_seqs.min(max_num_tokens));
         let micro_batching = micro_batches::resolve(options, max_num_tokens)?;
         let num_speculative_tokens = options.speculative_tokens.unwrap_or(0);
         let limits =
@@ -129,8 +145,23 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
     };
     one("--tp", o.tensor_parallel, 1, "supported: 1")?;
     one("--dcp", o.decode_context_parallel, 1, "supported: 1")?;
+    let cuda = o.device.as_deref().is_some_and(|d| d.starts_with("cuda"));
+    if cuda && o.micro_batches.is_some_and(|n| n > 1) {
+        let value = o.micro_batches.unwrap_or(1).to_string();
+        let supported = "with device cuda steps are not cut yet: supported: 1".into();
+        return Err(StartupError::NotYet { option: "--micro-batches", value, supported });
+    }
+    if cuda && o.kv_sharing_fast_prefill {
+        let (option, value) = ("--kv-sharing-fast-prefill", "true".into());
+        return Err(StartupError::NotYet { option, value, supported: "it is with device cpu".into() });
+    }
     if let Some(mode) = o.graph_mode.as_deref().filter(|m| !m.eq_ignore_ascii_case("none")) {
-        let why = match GRAPH_MODES.iter().any(|m| m.eq_ignore_ascii_case(mode)) {
+        let known = GRAPH_MODES.iter().any(|m| m.eq_ignore_ascii_case(mode));
+        if cuda && known {
+            let supported = "no graphs are captured on CUDA yet: leave it out or give NONE".into();
+            return Err(StartupError::NotYet { option: "--graph-mode", value: mode.into(), supported });
+        }
+        let why = match known {
             true => {
                 "is not supported with device cpu, which has no graphs to capture; leave it out or give NONE"
                     .into()
@@ -219,7 +250,7 @@ mod tests {
 
     #[test]
     fn buffers_that_never_fit_are_refused_by_the_option_that_decides() {
-        let fine = Limits::resolve(&EngineOptions::default(), 4096).unwrap();
+        let fine = Limits::resolve(&EngineOptions::default(), 4096, UsualLimits::CPU).unwrap();
         let available = Some(1 << 30);
         assert!(fine.fit(&plan(), available).is_ok());
         for (limits, option) in [

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod micro_batches;
 pub mod model_runner;
 pub(crate) mod needs;
+pub mod place;
 pub(crate) mod present;
 pub mod report;
 pub(crate) mod speculation;

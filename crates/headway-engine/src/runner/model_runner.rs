@@ -13,7 +13,7 @@ use crate::{
     scheduler::{RequestId, StepPlan},
 };
 use headway_attention::{AttentionGroup, CommonAttentionMetadata, KvPool, StepMetadata, build_step};
-use headway_tensor::{Ops, TensorMut};
+use headway_tensor::{DType, Device, Ops, TensorError, TensorMut};
 
 /// A loaded model with its cache and builders.
 pub struct ModelRunner {
@@ -23,6 +23,8 @@ pub struct ModelRunner {
     pub(super) kv: KvPool,
     pub(super) step: StepMetadata,
     pub(super) inputs: InputBuffers,
+    /// What a step gives, where it was computed on a device.
+    pub(super) host_rows: Vec<f32>,
     pub(super) commons: Vec<CommonAttentionMetadata>,
     pub(super) micro: MicroBatches,
     /// Where the last layers compute wanted rows alone: of steps that run whole.
@@ -41,7 +43,7 @@ impl ModelRunner {
         &mut self,
         plan: &StepPlan,
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
-    ) -> Result<TensorMut<'_>, ModelError> {
+    ) -> Result<&mut [f32], ModelError> {
         let mut laps = Laps::start();
         let (tokens, cut) = self.prepare(plan, table, &mut laps)?;
         let cx = &*self.ops;
@@ -54,6 +56,7 @@ impl ModelRunner {
         } else {
             self.decoder.forward(cx, &tokens.decoder(), &self.step, &mut self.kv)?
         };
+        let logits = on_host(cx, logits, &mut self.host_rows)?;
         laps.lap(&mut self.times.forward);
         self.times.steps += 1;
         Ok(logits)
@@ -64,11 +67,12 @@ impl ModelRunner {
     ///
     /// # Errors
     /// As [`ModelRunner::execute`].
-    pub fn encode(&mut self, plan: &StepPlan) -> Result<TensorMut<'_>, ModelError> {
+    pub fn encode(&mut self, plan: &StepPlan) -> Result<&mut [f32], ModelError> {
         let mut laps = Laps::start();
         // Start-up refuses micro-batches for such models: all their steps run whole.
         let (tokens, _) = self.prepare(plan, |_, _| None, &mut laps)?;
         let states = self.decoder.encode(&*self.ops, &tokens.decoder(), &self.step, &mut self.kv)?;
+        let states = on_host(&*self.ops, states, &mut self.host_rows)?;
         laps.lap(&mut self.times.forward);
         self.times.steps += 1;
         Ok(states)
@@ -151,4 +155,24 @@ impl ModelRunner {
         let fast = self.fast.as_ref().map_or(0, FastRows::reallocs);
         self.inputs.reallocs() + self.micro.reallocs() + fast
     }
+}
+
+/// Float32 rows where the host reads them: in place, or in `copy`.
+fn on_host<'a>(
+    ops: &dyn Ops,
+    rows: TensorMut<'a>,
+    copy: &'a mut Vec<f32>,
+) -> Result<&'a mut [f32], ModelError> {
+    if rows.device() == Device::CPU {
+        return Ok(rows.into_host()?);
+    }
+    if rows.dtype() != DType::F32 {
+        let found = rows.dtype();
+        return Err(
+            TensorError::WrongDType { what: "rows that a step gives", found, supported: "float32" }.into()
+        );
+    }
+    copy.resize(rows.shape().iter().product(), 0.0);
+    ops.read(rows.as_ref(), bytemuck::cast_slice_mut(copy))?;
+    Ok(copy)
 }

@@ -1,6 +1,6 @@
 //! Dtypes that the files and options decide, and a backend for each layer.
 
-use super::{StartupError, block_size::block_size_error, decide::Setting};
+use super::{StartupError, block_size::block_size_error, decide::Setting, place::Place};
 use crate::{
     loading::{ModelFiles, ModelKind},
     options::{DTypeOption, EngineOptions},
@@ -14,9 +14,6 @@ use headway_attention::{
     },
 };
 use headway_tensor::{DType, WeightType};
-
-/// Activations on the CPU.
-pub const ACTIVATIONS: DType = DType::F32;
 
 /// The cache's element type: as asked, or the model's; float16 for block-quantised files, whose
 /// weights have no element type.
@@ -49,12 +46,14 @@ pub fn model_dtype(files: &ModelFiles) -> DType {
 }
 
 /// The setting that these options make on this device.
-pub fn setting(options: &EngineOptions, kv_dtype: DType) -> Setting {
+pub fn setting(options: &EngineOptions, place: &Place, activations: DType, kv_dtype: DType) -> Setting {
     Setting {
+        platform: place.platform,
+        capability: place.capability,
         block_size: options.block_size,
         batch_invariant: options.batch_invariant,
         speculative_tokens: options.speculative_tokens.unwrap_or(0),
-        ..Setting::cpu(ACTIVATIONS, KvCacheDType(kv_name(kv_dtype).into()), kv_dtype)
+        ..Setting::cpu(activations, KvCacheDType(kv_name(kv_dtype).into()), kv_dtype)
     }
 }
 

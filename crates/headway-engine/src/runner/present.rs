@@ -7,7 +7,6 @@ use super::{
     devices::OpenDevice,
     facts::Facts,
     fast_prefill::SharingLayers,
-    limits::{DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS},
     micro_batches::builder_bytes,
     needs,
     report::{CodedOutputReport, GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
@@ -159,18 +158,21 @@ fn options_in_force(
 ) {
     let Decided { plan, cache, limits, kv_dtype, .. } = decided;
     let text = |v: Option<usize>| v.map(|v| v.to_string());
-    r.option("device", o.device.clone(), "cpu", "the default");
+    let usual = device.place.usual_limits();
+    r.option("device", o.device.clone(), device.ops.device(), "the default");
+    let activations = format!("activations are {} on {}", decided.activations, device.ops.device());
     let (dtype, why) = match o.dtype {
         DTypeOption::Auto => {
             let largest = files.checkpoint.main_dtype().map_or("none", |t| t.name());
-            (largest, "the type of the file's largest tensor; activations are float32 on the CPU")
+            (largest, format!("the type of the file's largest tensor; {activations}"))
         }
-        DTypeOption::As(d) => (d.name(), "activations are float32 on the CPU"),
+        DTypeOption::As(d) => (d.name(), activations),
     };
     let asked = (o.dtype != DTypeOption::Auto).then(|| o.dtype.to_string());
-    r.option("dtype", asked, dtype, why);
+    r.option("dtype", asked, dtype, &why);
     let why = match o.kv_cache_dtype.as_deref() {
         Some("fp8") => "fp8 is e4m3",
+        _ if !device.place.is_host() => "the activations' type",
         _ => "the model's type; float16 where its weights are block-quantised",
     };
     r.option("kv_cache_dtype", o.kv_cache_dtype.clone(), needs::kv_name(*kv_dtype), why);
@@ -191,7 +193,7 @@ fn options_in_force(
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
     r.option("backend_per_kind", asked.clone(), asked.unwrap_or_else(|| "none".into()), "");
-    r.option("graph_mode", o.graph_mode.clone(), "NONE", "the CPU has no graphs to capture");
+    r.option("graph_mode", o.graph_mode.clone(), "NONE", device.no_graphs);
     let asked = o.batch_invariant.then(|| "true".to_owned());
     r.option("batch_invariant", asked, o.batch_invariant, "the default");
     micro_batches(r, o, &limits.micro_batching);
@@ -205,13 +207,13 @@ fn options_in_force(
         "max_num_seqs",
         text(o.max_num_seqs),
         limits.max_num_reqs,
-        &format!("the default of {DEFAULT_MAX_NUM_SEQS}, within the token budget"),
+        &format!("the default of {}, within the token budget", usual.max_num_seqs),
     );
     r.option(
         "max_num_batched_tokens",
         text(o.max_num_batched_tokens),
         limits.max_num_tokens,
-        &format!("the default of {DEFAULT_MAX_NUM_BATCHED_TOKENS}, at least one a request"),
+        &format!("the default of {}, at least one a request", usual.max_num_batched_tokens),
     );
     r.option(
         "kv_cache_memory",

@@ -10,9 +10,10 @@ use super::{
     fast_prefill::{FastRows, SharingLayers},
     inputs::InputBuffers,
     limits::{self, Limits},
-    memory,
     micro_batches::{self, MicroBatches},
-    needs, present, speculation,
+    needs,
+    place::Place,
+    present, speculation,
     step_times::StepTimes,
 };
 use crate::{
@@ -33,7 +34,7 @@ use headway_attention::{
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
-use headway_tensor::{DType, HostBuf, Ops, RowQuant, View};
+use headway_tensor::{DType, HostBuf, Ops, Persistent, RowQuant};
 use std::{collections::HashMap, sync::Arc};
 
 /// A started model.
@@ -50,6 +51,7 @@ pub(crate) struct Decided {
     pub selections: Vec<Selection>,
     pub configs: HashMap<String, ErasedConfig>,
     pub limits: Limits,
+    pub activations: DType,
     pub kv_dtype: DType,
     pub blocks: BlockSizes,
     pub cache: KvCachePlan,
@@ -75,7 +77,7 @@ impl Startup {
         limits::refuse_what_is_not_there(options)?;
         let device = devices::open(options)?;
         let facts = Facts::of(files)?;
-        let decided = decide(&facts, options, memory::available_bytes())?;
+        let decided = decide(&facts, options, &device.place)?;
         headers::check(&decided.plan, &*files.checkpoint)?;
         let decoder = load(files, options, &*device.ops, &decided, progress)?;
         let report = report(&facts, files, options, &device, &decided);
@@ -97,28 +99,29 @@ impl Decided {
     }
 }
 
-/// Everything that can be decided before a weight is read, with `available` bytes of memory (`None`: unknown).
+/// Everything that can be decided before a weight is read, for a device of which this is known.
 ///
 /// # Errors
 /// As [`Startup::run`], weights aside.
-pub(crate) fn decide(
-    facts: &Facts,
-    options: &EngineOptions,
-    available: Option<u64>,
-) -> Result<Decided, StartupError> {
+pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> Result<Decided, StartupError> {
+    let available = place.available;
     let plan = facts.plan.clone();
     limits::refuse_what_has_no_effect(options, &plan)?;
-    let limits = Limits::resolve(options, plan.max_position_embeddings)?;
+    let limits = Limits::resolve(options, plan.max_position_embeddings, place.usual_limits())?;
     micro_batches::refuse_encoders(&limits.micro_batching, &plan)?;
     let lookup = speculation::lookup_sizes(options)?;
-    let kv_dtype = needs::kv_cache_dtype(facts.dtype, options)?;
+    let activations = place.activations(facts, options)?;
+    let kv_dtype = match place.is_host() {
+        true => needs::kv_cache_dtype(facts.dtype, options)?,
+        false => needs::kv_cache_dtype(activations, options)?,
+    };
     let registry = match &options.registry {
         Some(r) => r.clone(),
         None => devices::registry()?,
     };
     let layers = LayerNeeds::of_plan(&plan);
     let fast_prefill = SharingLayers::asked(options.kv_sharing_fast_prefill, &layers, &plan.architecture)?;
-    let setting = needs::setting(options, kv_dtype);
+    let setting = needs::setting(options, place, activations, kv_dtype);
     let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
     let selections = needs::select_backends(&registry, &asks, options)?;
     let blocks = block_size::of_layers(&setting, &layers, &selections, limits.max_model_len)?;
@@ -127,7 +130,7 @@ pub(crate) fn decide(
     let caches = setting.caches(&layers, &selections, blocks.in_force, limits.max_model_len);
     let rows = Limits { max_model_len: longest(&plan, &limits), ..limits };
     let first_fast = fast_prefill.as_ref().map(|s| s.first);
-    let cache = plan_cache(&caches, &rows, options, first_fast, available, facts.weights_bytes)?;
+    let cache = plan_cache(&caches, &rows, options, first_fast, place.usual_kv_memory(facts))?;
     let mut configs = HashMap::new();
     for s in &selections {
         let name = s.backend.rules().name.to_string();
@@ -167,6 +170,7 @@ pub(crate) fn decide(
         selections,
         configs,
         limits,
+        activations,
         kv_dtype,
         blocks,
         cache,
@@ -232,8 +236,7 @@ fn plan_cache(
     limits: &Limits,
     options: &EngineOptions,
     fast_prefill_from: Option<AttnLayer>,
-    available: Option<u64>,
-    weights: u64,
+    usual: u64,
 ) -> Result<KvCachePlan, StartupError> {
     let step = CacheLimits {
         num_speculative_tokens: limits.num_speculative_tokens,
@@ -244,7 +247,7 @@ fn plan_cache(
     };
     let budget = match options.kv_cache_memory {
         Some(bytes) => bytes,
-        None => limits::default_kv_memory(available, weights),
+        None => usual,
     };
     let budget = usize::try_from(budget).unwrap_or(usize::MAX);
     let plan = plan_kv_cache(layers, &step, budget)?;
@@ -278,7 +281,7 @@ fn load(
         decided.selections[layer.0 as usize].backend.rules().check_output_quant(quant, head).is_ok()
     };
     let kernels = Kernels {
-        activations: needs::ACTIVATIONS,
+        activations: decided.activations,
         kv_cache_dtype: decided.kv_dtype,
         fuses: &fuses,
         make: &mut make,
@@ -336,6 +339,7 @@ fn assemble(
         fast: sharing.map(|s| FastRows::new(cx, s, reqs, logits)).transpose()?,
         step,
         ops: device.ops,
+        host_rows: vec![],
         commons: vec![],
         decoder,
         groups,
@@ -351,7 +355,7 @@ impl ModelRunner {
     /// touched. On the host buffers have their full size already, so there is no memory to measure.
     fn profile_run(&mut self, decided: &Decided) -> Result<(), StartupError> {
         let step = StepMetadata::profile_run(decided.cache.group_of_layer.clone(), self.groups.len(), 1);
-        let zero = View::from_vec(vec![0]);
+        let zero = Persistent::new(&*self.ops, 1)?.write(&*self.ops, 1, |o| o.fill(0));
         let encoder = Some(EncoderInput { token_ids: &zero, positions: &zero });
         let input = DecoderInput {
             token_ids: &zero,

@@ -8,8 +8,8 @@ use crate::{
     kernels::attention::{Causality, Planner, Request, Shape, Tile},
 };
 use headway_attention::{
-    AttentionError, BuilderPlan, Causal, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder, Result,
-    RuleBook,
+    AttentionError, BuilderPlan, Causal, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder,
+    Result, RuleBook,
     group::kv::spec::{KvQuantMode, TokensPerState},
 };
 use headway_tensor::{DType, Persistent, Tensor, View};

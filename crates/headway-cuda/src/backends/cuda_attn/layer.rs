@@ -8,9 +8,9 @@ use crate::{
     CudaExec,
     backends::common::{positive, refuse},
     kernels::{
-        attention::{Batch, LayerNumbers, Shape, attend, kernel},
-        cache::{CacheLayout, write_kv, write_kernel},
         Kernel,
+        attention::{Batch, LayerNumbers, Shape, attend, kernel},
+        cache::{CacheLayout, write_kernel, write_kv},
     },
 };
 use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvBuf, KvMut, LayerImpl, Qkv, Result};
@@ -116,7 +116,9 @@ impl CudaAttnLayer {
         lse: Option<TensorMut<'_>>,
     ) -> Result<()> {
         if metadata.shape != self.shape {
-            return Err(AttentionError::Inputs("a layer was given metadata of a group with other heads".into()));
+            return Err(AttentionError::Inputs(
+                "a layer was given metadata of a group with other heads".into(),
+            ));
         }
         self.check_dtype("query", x.q)?;
         let (device, scratch) = (self.on_device(cx)?, &*metadata.scratch);
@@ -152,7 +154,9 @@ impl CudaAttnLayer {
 fn moved(cx: &CudaExec, x: &View<f32>) -> Result<View<f32>> {
     match x.host() {
         None => Ok(x.clone()),
-        Some(host) => Ok(Persistent::new(cx, host.len())?.write(cx, host.len(), |to| to.copy_from_slice(host))),
+        Some(host) => {
+            Ok(Persistent::new(cx, host.len())?.write(cx, host.len(), |to| to.copy_from_slice(host)))
+        }
     }
 }
 
@@ -210,7 +214,9 @@ impl AttentionImpl for CudaAttnLayer {
         slot_mapping: &View<i64>,
     ) -> Result<()> {
         if kv.shared {
-            return Err(AttentionError::KvCache("a layer that shares another's cache must not write it".into()));
+            return Err(AttentionError::KvCache(
+                "a layer that shares another's cache must not write it".into(),
+            ));
         }
         self.check_dtype("key", x.k)?;
         self.check_dtype("value", x.v)?;

@@ -37,13 +37,18 @@ impl AttentionBackend for CudaAttn {
             name: NAME.into(),
             platform: "cuda".into(),
             dtypes: vec![DType::BF16, DType::F16],
-            kv_cache_dtypes: ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"].map(Into::into).into(),
+            kv_cache_dtypes: ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"]
+                .map(Into::into)
+                .into(),
             head_sizes: vec![SizeRange { first: 8, last: 256, step: 8 }],
             kernel_block_sizes: vec![KernelBlockSize::MultipleOf(16)],
             preferred_block_size: Some(16),
             kv_cache_layouts: LAYOUTS.to_vec(),
             attn_types: vec![AttnType::Decoder],
-            compute_capabilities: Some(vec![CapabilityRange { from: Some(ComputeCapability(8, 0)), to: None }]),
+            compute_capabilities: Some(vec![CapabilityRange {
+                from: Some(ComputeCapability(8, 0)),
+                to: None,
+            }]),
             supports_sliding_window: true,
             supports_sinks: true,
             supports_logit_soft_cap: true,
@@ -61,7 +66,11 @@ impl AttentionBackend for CudaAttn {
         let cache = need.kv_cache_dtype.as_ref()?.element(need.dtype)?;
         let eight_bits = matches!(cache, DType::F8E4M3 | DType::F8E5M2);
         (cache != need.dtype && !eight_bits).then(|| {
-            format!("kv_cache_dtype {cache} with {} activations not supported (auto or an fp8 type is)", need.dtype).into()
+            format!(
+                "kv_cache_dtype {cache} with {} activations not supported (auto or an fp8 type is)",
+                need.dtype
+            )
+            .into()
         })
     }
 }

@@ -49,7 +49,9 @@ impl Shape {
             return Err(format!("head size {head_size}: multiples of 8 up to {MAX_HEAD} are supported"));
         }
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(format!("{heads} query heads over {kv_heads} key/value heads: the latter must divide the former"));
+            return Err(format!(
+                "{heads} query heads over {kv_heads} key/value heads: the latter must divide the former"
+            ));
         }
         Ok(Self { heads, kv_heads, head_size })
     }
@@ -215,7 +217,11 @@ pub fn attend(
     let lse = match &lse {
         None => 0,
         Some(l) => match (l.device_addr(), l.dtype(), l.shape(), l.strides()) {
-            (Some(addr), DType::F32, &[n, h], &[s, 1]) if n >= batch.num_tokens && h == shape.heads && s == h => addr,
+            (Some(addr), DType::F32, &[n, h], &[s, 1])
+                if n >= batch.num_tokens && h == shape.heads && s == h =>
+            {
+                addr
+            }
             _ => {
                 return Err(CudaError::Argument(format!(
                     "lse: {:?} of {} on {}, expected [{}, {}] of float32 on the device",
@@ -229,7 +235,10 @@ pub fn attend(
         },
     };
     let views = [batch.block_table, batch.query_start_loc, batch.seq_lens];
-    if views.iter().any(|v| v.device_mem().is_none()) || batch.tiles.device_mem().is_none() || batch.causal.is_some_and(|v| v.device_mem().is_none()) {
+    if views.iter().any(|v| v.device_mem().is_none())
+        || batch.tiles.device_mem().is_none()
+        || batch.causal.is_some_and(|v| v.device_mem().is_none())
+    {
         return Err(CudaError::Argument("attention: the step's metadata is on the host".into()));
     }
     let params = Params {

@@ -16,6 +16,10 @@ const LEAST_PART: usize = 64;
 const LEAST_PART_OF_MANY: usize = 512;
 /// Keys whose sums are merged in their order where a row's bits must not depend on the batch.
 pub const INVARIANT_CHUNK: usize = 512;
+/// What a part costs beside its keys, in keys.
+const BEGINNING: usize = 128;
+/// Waves of parts that are weighed against each other.
+const MOST_WAVES: usize = 4;
 /// Padding tokens of a tile.
 const PADDING: usize = 64;
 
@@ -131,9 +135,11 @@ impl Planner {
     pub fn limits(&self, max_num_reqs: usize, max_num_tokens: usize) -> (usize, usize) {
         let rows = max_num_tokens * self.group;
         let whole = rows / FEW_ROWS + max_num_reqs.min(max_num_tokens) + max_num_tokens / PADDING + 1;
-        // Parts are as long as a block's fair share, so there are at most as many more as blocks for a head.
-        let parts = 2 * self.slots.div_ceil(self.kv_heads) + 1;
-        (whole + parts, parts * self.many_rows.max(FEW_ROWS))
+        // Parts are no shorter than the share of a block in the most waves.
+        let parts = 2 * MOST_WAVES * self.slots.div_ceil(self.kv_heads) + 1;
+        // Of many rows only those of one wave: what has no room is not divided.
+        let rows = (parts * FEW_ROWS).max((2 * self.slots.div_ceil(self.kv_heads) + 1) * self.many_rows);
+        (whole + parts, rows)
     }
 
     /// Writes a step's tiles into `list`, its head first; `padding` are the tokens past the last request.
@@ -194,8 +200,8 @@ impl Planner {
         begin..end
     }
 
-    /// Keys of a part of a tile of few rows: the fewest with which all parts run at once. Where the tiles alone are
-    /// more than run at once, a block's fair share.
+    /// Keys of a part of a tile of few rows: so many that the waves of blocks that run at once take the least time
+    /// together. Where the tiles alone are many waves, a block's fair share.
     fn share(&self, requests: impl Iterator<Item = Request> + Clone) -> usize {
         let (mut tiles, mut total, mut longest) = (0, 0, 0);
         let each = |f: &mut dyn FnMut(Whole)| {
@@ -205,19 +211,23 @@ impl Planner {
             let cost = w.keys.len() << usize::from(w.many);
             (tiles, total, longest) = (tiles + 1, total + cost, longest.max(cost));
         });
-        let slots = self.slots / self.kv_heads;
-        if tiles >= slots {
-            return (total * self.kv_heads).div_ceil(self.slots.max(1)).max(1);
+        let mut best = (usize::MAX, (total * self.kv_heads).div_ceil(self.slots.max(1)).max(1));
+        for waves in 1..=MOST_WAVES {
+            let room = waves * self.slots / self.kv_heads;
+            if tiles > room {
+                continue;
+            }
+            // Between a share that is too small and one that is not.
+            let (mut low, mut high) = (total / room.max(1), longest.max(1));
+            while high > low + LEAST_PART {
+                let middle = low.midpoint(high);
+                let mut parts = 0;
+                each(&mut |w| parts += w.keys.len().div_ceil(part_of(middle, w.many)).max(1));
+                if parts <= room { high = middle } else { low = middle }
+            }
+            best = best.min((waves * (high + BEGINNING), high));
         }
-        // Between a share that is too small and one that is not.
-        let (mut low, mut high) = (total / slots.max(1), longest.max(1));
-        while high - low > LEAST_PART && low < high {
-            let middle = low.midpoint(high);
-            let mut parts = 0;
-            each(&mut |w| parts += w.keys.len().div_ceil(part_of(middle, w.many)).max(1));
-            if parts <= slots { high = middle } else { low = middle }
-        }
-        high
+        best.1
     }
 
     /// One tile, or its parts.
@@ -226,7 +236,8 @@ impl Planner {
         let kind = if w.many { Kind::ManyRows } else { Kind::FewRows };
         let (first, end) = (w.keys.start / part, w.keys.end.div_ceil(part));
         // Equal parts, where nothing fixes their ends.
-        let each = w.keys.len().div_ceil(w.keys.len().div_ceil(part).max(1)).next_multiple_of(LEAST_PART).max(1);
+        let each =
+            w.keys.len().div_ceil(w.keys.len().div_ceil(part).max(1)).next_multiple_of(LEAST_PART).max(1);
         let mut splits = if self.batch_invariant { end - first } else { w.keys.len().div_ceil(each) };
         if planned.part_rows + splits * w.rows > self.max_part_rows {
             // No room: the same sums, in one block.
@@ -248,7 +259,9 @@ impl Planner {
         for split in 0..splits {
             let keys = match (splits, self.batch_invariant) {
                 (1, _) => w.keys.clone(),
-                (_, true) => ((first + split) * part).max(w.keys.start)..((first + split + 1) * part).min(w.keys.end),
+                (_, true) => {
+                    ((first + split) * part).max(w.keys.start)..((first + split + 1) * part).min(w.keys.end)
+                }
                 (_, false) => {
                     let from = w.keys.start + split * each;
                     from..(from + each).min(w.keys.end)
@@ -315,15 +328,22 @@ mod tests {
             let past = r.seq_len as i64 - r.q_len as i64;
             for row in 0..r.q_len * p.group {
                 let at = past + (row / p.group) as i64;
-                let high = if r.causal == Causality::Yes { (at + 1).clamp(0, r.seq_len as i64) } else { r.seq_len as i64 };
+                let high = if r.causal == Causality::Yes {
+                    (at + 1).clamp(0, r.seq_len as i64)
+                } else {
+                    r.seq_len as i64
+                };
                 let low = p.window.map_or(0, |w| (at - w as i64 + 1).max(0)).min(high);
-                let holds = |t: &&Tile| t.request == i as i32 && (t.row0..t.row0 + t.rows).contains(&(row as i32));
+                let holds =
+                    |t: &&Tile| t.request == i as i32 && (t.row0..t.row0 + t.rows).contains(&(row as i32));
                 let mut parts: Vec<_> = list[1..].iter().filter(holds).collect();
                 parts.sort_by_key(|t| t.split);
                 assert_eq!(parts.len(), parts[0].splits as usize);
                 assert!(i64::from(parts[0].kv_begin) <= low && parts[0].kv_begin % RUN as i32 == 0);
                 assert!(i64::from(parts[parts.len() - 1].kv_end) >= high);
-                assert!(parts.windows(2).all(|w| w[0].kv_end == w[1].kv_begin && w[1].kv_begin < w[1].kv_end));
+                assert!(
+                    parts.windows(2).all(|w| w[0].kv_end == w[1].kv_begin && w[1].kv_begin < w[1].kv_end)
+                );
             }
         }
         list
@@ -337,7 +357,12 @@ mod tests {
             let requests: Vec<_> = (0..1 + rng.below(12))
                 .map(|_| {
                     let q_len = [0, 1, 1, 1, 4, 9, 40, 200][rng.below(8)];
-                    Request { q_len, seq_len: q_len + rng.below(3000), causal: [Causality::No, Causality::Yes, Causality::Yes, Causality::OnDevice][rng.below(4)] }
+                    Request {
+                        q_len,
+                        seq_len: q_len + rng.below(3000),
+                        causal: [Causality::No, Causality::Yes, Causality::Yes, Causality::OnDevice]
+                            [rng.below(4)],
+                    }
                 })
                 .collect();
             check(&planner(round % 2 == 0, window), &requests);
@@ -355,6 +380,11 @@ mod tests {
         assert!(mixed[1].kv_end - mixed[1].kv_begin <= 2048, "the longest is divided: {:?}", mixed[1]);
         let eight = check(&p, &[request(1, 32768); 8]);
         assert_eq!((eight.len() - 1) * p.kv_heads, 256, "all parts run at once");
+        // 96 tiles would leave most blocks without work; two parts of each would leave a quarter.
+        let small = Planner { group: 3, kv_heads: 3, ..p };
+        let parts = (check(&small, &[request(1, 8192); 32]).len() - 1) * small.kv_heads;
+        let waves = parts.div_ceil(small.slots);
+        assert!(parts * 10 > waves * small.slots * 9, "{parts} parts in {waves} waves");
         let prefill = check(&p, &[request(1024, 1024)]);
         assert_eq!(prefill.len() - 1, 32, "no part is divided where that would not run at once");
     }
@@ -363,7 +393,11 @@ mod tests {
     fn parts_of_a_batch_invariant_plan_are_the_same_in_any_company() {
         let p = planner(true, None);
         let of = |list: Vec<Tile>, request: i32| {
-            let mut t: Vec<_> = list[1..].iter().filter(|t| t.request == request).map(|t| (t.kv_begin, t.kv_end, t.chunk)).collect();
+            let mut t: Vec<_> = list[1..]
+                .iter()
+                .filter(|t| t.request == request)
+                .map(|t| (t.kv_begin, t.kv_end, t.chunk))
+                .collect();
             t.sort_unstable();
             t
         };

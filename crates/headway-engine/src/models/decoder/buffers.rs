@@ -1,4 +1,4 @@
-//! Activations of a step, `[max_num_tokens, width]` each, float32 on the CPU. Sized once for the widest
+//! Activations of a step, `[max_num_tokens, width]` each, in one type but for the logits, which are float32. Sized once for the widest
 //! layer of the plan; a step takes views.
 
 use super::StepLimits;
@@ -6,7 +6,7 @@ use crate::models::{
     ModelError, ModelPlan,
     plan::{FeedForwardPlan, MixerPlan},
 };
-use headway_tensor::{DType, ExpertBuffers, Ops, Tensor, View};
+use headway_tensor::{DType, ExpertBuffers, Ops, Persistent, Tensor, View};
 
 /// What all layers share. A mixer reads `normed` or `hidden`, and leaves its output in `mixed`; so does a
 /// feed-forward.
@@ -106,8 +106,14 @@ impl Widths {
 
 impl Buffers {
     /// `coded`: some output projection takes codes.
-    pub fn new(ops: &dyn Ops, plan: &ModelPlan, limits: StepLimits, coded: bool) -> Result<Self, ModelError> {
-        let zeros = |rows, width| Tensor::zeros(ops, DType::F32, &[rows, width]);
+    pub fn new(
+        ops: &dyn Ops,
+        plan: &ModelPlan,
+        limits: StepLimits,
+        coded: bool,
+        dtype: DType,
+    ) -> Result<Self, ModelError> {
+        let zeros = |rows, width| Tensor::zeros(ops, dtype, &[rows, width]);
         let (n, h, w) = (limits.max_num_tokens, plan.hidden_size, Widths::of(plan));
         let beside = if plan.layers.iter().any(|l| l.mixers.len() > 1) { n } else { 0 };
         let per_layer = plan.per_layer_inputs.as_ref().map_or(0, |p| p.all());
@@ -131,8 +137,12 @@ impl Buffers {
             encoded: zeros(encoded, h)?,
             encoded_kv: zeros(encoded, w.encoded_kv)?,
             last: zeros(limits.max_num_logits, h)?,
-            logits: zeros(logits, plan.vocab_size)?,
-            all_logits_rows: View::from_vec((0..limits.max_num_logits as i32).collect()),
+            logits: Tensor::zeros(ops, DType::F32, &[logits, plan.vocab_size])?,
+            all_logits_rows: Persistent::new(ops, limits.max_num_logits)?.write(
+                ops,
+                limits.max_num_logits,
+                |o| (0..).zip(o).for_each(|(i, o)| *o = i),
+            ),
         })
     }
 

@@ -126,7 +126,9 @@ impl Decoder {
         mut kernels: Kernels<'_>,
         mut progress: impl FnMut(usize),
     ) -> Result<Self, ModelError> {
-        let loader = Loader { checkpoint, ops, dtype, used: RefCell::default(), taken: Cell::default() };
+        let activations = kernels.activations;
+        let loader =
+            Loader { checkpoint, ops, dtype, activations, used: RefCell::default(), taken: Cell::default() };
         let embedding = LinearPlan::single(plan.embedding.clone(), None, plan.hidden_size, plan.vocab_size);
         let (embedding, lm_head) = match &plan.lm_head {
             None if plan.pooling.is_some() => (loader.table(&embedding)?, None),
@@ -165,7 +167,7 @@ impl Decoder {
         let taken = loader.taken.get();
         let unused = unused(&plan, checkpoint, &loader.used.into_inner())?;
         let coded = layers.iter().any(|l| l.mixers.iter().any(|m| m.coded_output().is_some()));
-        let buffers = Buffers::new(ops, &plan, limits, coded)?;
+        let buffers = Buffers::new(ops, &plan, limits, coded, activations)?;
         Ok(Self {
             plan,
             embedding,

@@ -52,6 +52,8 @@ pub struct Taken {
 pub(super) struct Loader<'a> {
     pub checkpoint: &'a dyn Checkpoint,
     pub ops: &'a dyn Ops,
+    /// Type of the activations.
+    pub activations: DType,
     pub dtype: WeightDType,
     /// Names that were asked for.
     pub used: RefCell<HashSet<String>>,
@@ -126,7 +128,7 @@ impl Loader<'_> {
 
     /// A table whose rows are looked up and never multiplied: nothing is packed.
     pub fn table(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
-        self.take(plan, Some(DType::F32))
+        self.take(plan, Some(self.activations))
     }
 
     fn take(&self, plan: &LinearPlan, compute: Option<DType>) -> Result<Arc<dyn Linear>, ModelError> {
@@ -136,7 +138,7 @@ impl Loader<'_> {
 
     /// A table made of others.
     pub fn take_parts(&self, parts: Vec<LinearPart>) -> Result<Arc<dyn Linear>, ModelError> {
-        self.take_as(parts, Some(DType::F32))
+        self.take_as(parts, Some(self.activations))
     }
 
     fn take_as(&self, parts: Vec<LinearPart>, compute: Option<DType>) -> Result<Arc<dyn Linear>, ModelError> {
@@ -162,9 +164,10 @@ impl Loader<'_> {
         self.taken.set(Taken { bytes: taken.bytes + bytes, time: taken.time + start.elapsed() });
     }
 
-    /// How the device is to compute.
+    /// How the device is to compute: a device whose activations are narrow takes weights of their type alone.
     fn compute(&self) -> Option<DType> {
-        (self.dtype == WeightDType::As(DType::F32)).then_some(DType::F32)
+        let wide = self.activations == DType::F32 && self.dtype != WeightDType::As(DType::F32);
+        (!wide).then_some(self.activations)
     }
 
     /// A vector of the model in float32, where kernels read it.

@@ -56,7 +56,7 @@ mod tests {
             let mut rest = len;
             while rest > 0 {
                 let piece = cursor.take(rest);
-                assert!(piece.len > 0 && piece.at % ALIGN == 0);
+                assert!(piece.len > 0 && piece.at.is_multiple_of(ALIGN));
                 assert_eq!(piece.at / 1024, (piece.at + piece.len - 1) / 1024);
                 if let Some(s) = piece.entered {
                     assert!(fenced[s], "segment {s} entered without a fence behind it");

@@ -126,8 +126,8 @@ impl Worst {
         for (i, (f, e)) in found.iter().zip(exact).enumerate() {
             let off = (f64::from(*f) - e).abs();
             let steps = (off - loss).max(0.0) / step(*e, dtype);
-            // NaN is the worst.
-            if !(steps <= 0.51) && !(dtype == DType::F32 && steps <= 4.0) {
+            let most = if dtype == DType::F32 { 4.0 } else { 0.51 };
+            if !f.is_finite() || steps > most {
                 return Err(format!(
                     "{what}: element {i} is {f}, exactly {e}: {steps:.2} steps of {dtype} off"
                 ));

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use cudarc::driver::{CudaContext, CudaStream, result};
-use headway_tensor::{Device, DeviceMem, Exec, TensorRef};
+use headway_tensor::{Device, DeviceMem, Exec};
 use std::{
     cell::{Cell, OnceCell, RefCell},
     rc::Rc,
@@ -123,8 +123,13 @@ impl CudaExec {
     }
 
     /// Returns a failure that an earlier upload kept.
-    fn kept(&self) -> Result<()> {
+    pub(super) fn kept(&self) -> Result<()> {
         self.failure.borrow_mut().take().map_or(Ok(()), Err)
+    }
+
+    /// An index that a kernel found to be out of range by now.
+    pub(super) fn fault(&self) -> Result<()> {
+        self.fault.take()
     }
 
     /// Where kernels say that an index is out of range.
@@ -154,85 +159,14 @@ impl CudaExec {
         self.fault.take()
     }
 
-    /// Copies device memory to the host behind everything that was queued, and waits for it.
-    ///
-    /// # Errors
-    /// Memory of another device, a range past its end; as [`CudaExec::synchronize`].
-    pub fn read(&self, mem: &Arc<dyn DeviceMem>, offset: usize, to: &mut [u8]) -> Result<()> {
-        self.kept()?;
-        self.not_recording("reading device memory")?;
-        let addr = self.place("read", mem, offset, to.len())?;
-        self.read_at(addr, to)
-    }
-
-    /// Copies the elements of a tensor to the host, rows in order without what lies between them.
-    ///
-    /// # Errors
-    /// As [`CudaExec::read`].
-    pub fn read_tensor(&self, x: TensorRef<'_>) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; x.shape().iter().product::<usize>() * x.dtype().size()];
-        self.read_tensor_into(x, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// As [`CudaExec::read_tensor`], to memory that is there already.
-    ///
-    /// # Errors
-    /// As [`CudaExec::read`]; another length.
-    pub fn read_tensor_into(&self, x: TensorRef<'_>, bytes: &mut [u8]) -> Result<()> {
-        self.kept()?;
-        self.not_recording("reading device memory")?;
-        let Some(addr) = x.device_addr().filter(|_| x.device() == self.heap.device) else {
-            return Err(self.foreign("read", x.device()));
-        };
-        let size = x.dtype().size();
-        let (inner, outer) = match (x.shape().split_last(), x.strides().split_last()) {
-            (Some((n, outer)), Some((1, strides))) => (n * size, outer.iter().zip(strides).collect()),
-            (None, _) => (size, vec![]),
-            (_, strides) => {
-                return Err(CudaError::Argument(format!("read: innermost stride {strides:?}, expected 1")));
-            }
-        };
-        let rows: usize = outer.iter().map(|(n, _)| **n).product();
-        if bytes.len() != rows * inner {
-            return Err(CudaError::Argument(format!(
-                "read: {} bytes for a tensor of {}",
-                bytes.len(),
-                rows * inner
-            )));
-        }
-        let contiguous = x
-            .strides()
-            .iter()
-            .rev()
-            .zip(x.shape().iter().rev())
-            .try_fold(1, |step, (s, n)| (*s == step || *n <= 1).then_some(step * n));
-        if contiguous.is_some() {
-            return self.read_at(addr, bytes);
-        }
-        for (i, row) in bytes.chunks_exact_mut(inner.max(1)).enumerate() {
-            let (mut rest, mut off) = (i, 0);
-            for (n, stride) in outer.iter().rev() {
-                off += rest % **n * **stride * size;
-                rest /= **n;
-            }
-            self.read_at(addr + off as u64, row)?;
-        }
-        Ok(())
-    }
-
-    fn read_at(&self, addr: u64, to: &mut [u8]) -> Result<()> {
-        self.heap.context.bind_to_thread().doing("binding the context")?;
-        if !to.is_empty() {
-            // SAFETY: the range is inside an allocation, and `to` stays borrowed until the stream has come so far.
-            unsafe { result::memcpy_dtoh_async(to, addr, self.stream.cu_stream()) }.doing("reading")?;
-        }
-        self.stream.synchronize().doing("reading")?;
-        self.fault.take()
-    }
-
     /// The address of a range that is inside of memory on this device.
-    fn place(&self, what: &'static str, mem: &Arc<dyn DeviceMem>, offset: usize, len: usize) -> Result<u64> {
+    pub(super) fn place(
+        &self,
+        what: &'static str,
+        mem: &Arc<dyn DeviceMem>,
+        offset: usize,
+        len: usize,
+    ) -> Result<u64> {
         if mem.device() != self.heap.device {
             return Err(self.foreign(what, mem.device()));
         }
@@ -245,7 +179,7 @@ impl CudaExec {
         }
     }
 
-    fn foreign(&self, what: &'static str, found: Device) -> CudaError {
+    pub(super) fn foreign(&self, what: &'static str, found: Device) -> CudaError {
         headway_tensor::TensorError::WrongDevice { what, found, expected: self.heap.device }.into()
     }
 

@@ -11,6 +11,7 @@ mod info;
 mod ledger;
 mod memory;
 mod options;
+mod read;
 mod ring;
 mod staging;
 

@@ -127,8 +127,8 @@ impl Kernel {
         if grid.contains(&0) {
             return Ok(());
         }
-        self.allow(cx, shared_bytes)?;
         cx.context().bind_to_thread().doing("binding the context")?;
+        self.allow(cx, shared_bytes)?;
         let mut params = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's promise; the driver copies the parameter before it returns.
         unsafe {
@@ -151,6 +151,7 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::launch`].
     pub fn occupancy(&self, cx: &CudaExec, block: u32, shared_bytes: u32) -> Result<u32> {
+        cx.context().bind_to_thread().doing("binding the context")?;
         self.allow(cx, shared_bytes)?;
         self.function
             .occupancy_max_active_blocks_per_multiprocessor(block, shared_bytes as usize, None)

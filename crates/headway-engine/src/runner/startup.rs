@@ -323,7 +323,10 @@ fn assemble(
         })
         .collect::<Result<Vec<_>, _>>()?;
     let buf = match cx.alloc(cache.total_bytes)? {
-        Some(mem) => KvBuf::Dev(mem),
+        Some(mem) => {
+            cx.zero(&mem, 0, cache.total_bytes);
+            KvBuf::Dev(mem)
+        }
         None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
     };
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;

@@ -3,20 +3,21 @@
 //! With batch invariance every batch size gets the algorithm of one fixed size, without splits of the inner dimension,
 //! so that a row's sums are added in one order whatever else is in the batch.
 
+mod described;
+
 use super::rows::Rows;
 use crate::{
     CudaExec,
-    device::{CudaError, Result},
+    device::{CudaError, Doing, Result},
 };
 use cudarc::cublaslt::{
-    result::{self, CublasError},
+    result,
     sys::{
-        self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
-        cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
-        cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
-        cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t, cudaDataType,
+        self, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDescAttributes_t as DescAttribute,
+        cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t as Preference,
     },
 };
+use described::{Described, Key, Preferences, alignment, failed};
 use headway_tensor::{DType, DeviceMem, Exec};
 use std::{cell::RefCell, collections::HashMap, ffi::c_void, sync::Arc};
 
@@ -26,14 +27,9 @@ const WORKSPACE: usize = 32 << 20;
 const MOST_PLANS: usize = 4096;
 /// Rows of the batch whose algorithm serves every batch, with batch invariance.
 const INVARIANT_ROWS: u64 = 64;
-/// The library's number for a transposed operand.
-const TRANSPOSED: i32 = 1;
 /// The library's numbers for ways to add up partial sums of a split inner dimension.
 const SUMS_IN_PLACE: u32 = 1;
 const SUMS_IN_FLOAT32: u32 = 2;
-/// The largest alignment that the library makes use of.
-const MOST_ALIGN: u64 = 256;
-
 /// `out[t] = x[t] · wᵀ + bias`, described by its addresses and sizes.
 pub(crate) struct Product {
     /// Address of `[out, in]`, contiguous.
@@ -46,52 +42,10 @@ pub(crate) struct Product {
     pub bias: Option<u64>,
 }
 
-/// What a choice of algorithm depends on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    rows: u64,
-    shape: [usize; 2],
-    /// Elements from one row to the next.
-    x_row: i64,
-    out_row: i64,
-    dtype: DType,
-    out_dtype: DType,
-    bias: bool,
-    /// Of weight, input and output.
-    align: [u32; 3],
-}
-
 /// The library's descriptions and its choice for one shape.
 struct Plan {
     shape: Described,
     algo: cublasLtMatmulAlgo_t,
-}
-
-/// Descriptions of an operation and its operands, destroyed in the end.
-struct Described {
-    desc: cublasLtMatmulDesc_t,
-    layouts: Vec<cublasLtMatrixLayout_t>,
-}
-
-impl Drop for Described {
-    fn drop(&mut self) {
-        // SAFETY: made by the library, and not used after this. What it might say is of no use here.
-        let _ = unsafe { result::destroy_matmul_desc(self.desc) };
-        for layout in &self.layouts {
-            // SAFETY: as above.
-            let _ = unsafe { result::destroy_matrix_layout(*layout) };
-        }
-    }
-}
-
-/// Preferences, destroyed in the end.
-struct Preferences(cublasLtMatmulPreference_t);
-
-impl Drop for Preferences {
-    fn drop(&mut self) {
-        // SAFETY: made by the library, and not used after this.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
-    }
 }
 
 /// The library's handle, its working memory and what it chose.
@@ -109,69 +63,6 @@ impl Drop for Gemm {
     }
 }
 
-fn failed(doing: &str, e: CublasError) -> CudaError {
-    CudaError::Blas { doing: doing.into(), words: format!("{:?}", e.0) }
-}
-
-fn data_type(dtype: DType) -> Result<cudaDataType> {
-    match dtype {
-        DType::F32 => Ok(cudaDataType::CUDA_R_32F),
-        DType::F16 => Ok(cudaDataType::CUDA_R_16F),
-        DType::BF16 => Ok(cudaDataType::CUDA_R_16BF),
-        other => Err(CudaError::Argument(format!(
-            "a linear layer on {other} is not supported on CUDA; bfloat16, float16 and float32 are"
-        ))),
-    }
-}
-
-/// The largest power of two, up to 256, that divides all.
-fn alignment(values: [u64; 2]) -> u32 {
-    values.iter().fold(MOST_ALIGN, |a, v| a.min(1 << v.trailing_zeros().min(8))) as u32
-}
-
-impl Described {
-    /// Row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, of which `w` lies transposed.
-    fn new(key: &Key, rows: u64) -> Result<Self> {
-        let doing = "describing a product";
-        let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let desc =
-            result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F).map_err(|e| failed(doing, e))?;
-        let mut made = Self { desc, layouts: vec![] };
-        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        if key.bias {
-            made.set(
-                DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
-                &cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            )?;
-            made.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(key.out_dtype)?)?;
-        }
-        let [n_out, n_in] = key.shape.map(|n| n as u64);
-        let operands = [
-            (key.dtype, n_in, n_out, n_in as i64),
-            (key.dtype, n_in, rows, key.x_row),
-            (key.out_dtype, n_out, rows, key.out_row),
-        ];
-        for (dtype, height, width, step) in operands {
-            let layout = result::create_matrix_layout(data_type(dtype)?, height, width, step);
-            made.layouts.push(layout.map_err(|e| failed(doing, e))?);
-        }
-        Ok(made)
-    }
-
-    fn set<T>(&self, attribute: DescAttribute, value: &T) -> Result<()> {
-        // SAFETY: the description lives, and the value has the size that is said; attributes are set to their types.
-        unsafe {
-            result::set_matmul_desc_attribute(
-                self.desc,
-                attribute,
-                std::ptr::from_ref(value).cast(),
-                size_of::<T>(),
-            )
-        }
-        .map_err(|e| failed("describing a product", e))
-    }
-}
-
 impl Gemm {
     /// Loads the library.
     ///
@@ -186,6 +77,7 @@ impl Gemm {
                 package: "nvidia-cublas",
             });
         }
+        cx.context().bind_to_thread().doing("binding the context")?;
         let workspace = cx.alloc(WORKSPACE)?;
         let workspace = workspace.ok_or_else(|| CudaError::Argument("no device memory".into()))?;
         let handle = result::create_handle().map_err(|e| failed("opening cuBLASLt", e))?;
@@ -201,6 +93,7 @@ impl Gemm {
         if x.tokens == 0 {
             return Ok(());
         }
+        cx.context().bind_to_thread().doing("binding the context")?;
         let step = |r: &Rows| if r.tokens > 1 { r.arg.row / r.dtype.size() as i64 } else { r.width as i64 };
         let align = |r: &Rows| alignment([r.arg.at, step(r) as u64 * r.dtype.size() as u64]);
         let key = Key {
@@ -248,7 +141,7 @@ impl Gemm {
                 cx.stream().cu_stream().cast(),
             )
         }
-        .map_err(|e| failed(&describe(&key), e))
+        .map_err(|e| failed(&key.to_string(), e))
     }
 
     fn plan(&self, key: &Key, invariant: bool) -> Result<Plan> {
@@ -301,7 +194,7 @@ impl Gemm {
         let chosen = unsafe {
             result::get_matmul_algo_heuristic(self.handle, shape.desc, w, x, out, out, preferences.0)
         };
-        Ok(chosen.map_err(|e| failed(&describe(key), e))?.algo)
+        Ok(chosen.map_err(|e| failed(&key.to_string(), e))?.algo)
     }
 
     /// That an algorithm chosen for one size runs another.
@@ -319,24 +212,6 @@ impl Gemm {
         // SAFETY: handle, descriptions and algorithm live; the result is a live structure.
         unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, shape.desc, w, x, out, out, algo, &mut found) }
             .result()
-            .map_err(|e| failed(&format!("{} with the algorithm of {INVARIANT_ROWS} rows", describe(key)), e))
-    }
-}
-
-fn describe(key: &Key) -> String {
-    let [n_out, n_in] = key.shape;
-    format!("a product of {} rows, {n_in} to {n_out}, {} to {}", key.rows, key.dtype, key.out_dtype)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::alignment;
-
-    #[test]
-    fn alignment_is_the_least_of_address_and_row() {
-        assert_eq!(alignment([0x1000, 512]), 256);
-        assert_eq!(alignment([0x1000, 24]), 8);
-        assert_eq!(alignment([0x1002, 512]), 2);
-        assert_eq!(alignment([0, 0]), 256);
+            .map_err(|e| failed(&format!("{key} with the algorithm of {INVARIANT_ROWS} rows"), e))
     }
 }

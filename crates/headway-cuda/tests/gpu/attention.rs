@@ -76,8 +76,7 @@ pub fn specs() -> Result<Vec<KernelSpec>, AttentionError> {
 fn suite(cx: &CudaExec) -> Outcome {
     let mut said = vec![];
     for backend in backends().map_err(|e| e.to_string())? {
-        let config = SuiteConfig { only: std::env::var("CELL").ok(), ..SuiteConfig::default() };
-        let report = run_suite_with(&*backend, cx, &CudaMemory, &config);
+        let report = run_suite_with(&*backend, cx, &CudaMemory, &SuiteConfig::default());
         if !report.ok() {
             return Err(report.to_string());
         }

@@ -1,8 +1,11 @@
 //! Everything that needs a device, in one binary that can be carried to a machine with one: it needs the driver, NVRTC
-//! and cuBLASLt there, nothing else. `gpu [--list] [part of a name]…` runs the tests whose names hold one of the parts.
+//! and cuBLASLt there, nothing else. `gpu [--list] [part of a name]…` runs the tests whose names hold one of the parts;
+//! `gpu --compile [jobs]` compiles the kernels that the attention tests need beforehand, in that many processes.
 //!
 //! Without a device every test is listed as not run. The status is not 0 when a test failed.
 
+mod attention;
+mod compiled;
 mod device;
 mod ops;
 mod reference;
@@ -16,11 +19,14 @@ pub type Outcome = Result<String, String>;
 pub type Test = (&'static str, fn(&CudaExec) -> Outcome);
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, ops::TESTS].concat()
+    [device::TESTS, ops::TESTS, attention::TESTS].concat()
 }
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|a| a == "--compile") {
+        return compiled::run(&args[1..]);
+    }
     let parts: Vec<&String> = args.iter().filter(|a| !a.starts_with('-')).collect();
     let wanted: Vec<Test> = tests()
         .into_iter()
@@ -31,7 +37,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let options = CudaOptions {
-        kernel_cache: Some(std::env::temp_dir().join("headway-gpu-tests-kernels")),
+        kernel_cache: Some(compiled::folder()),
         ..CudaOptions::default()
     };
     let cx = match CudaExec::open(options) {

@@ -1,6 +1,6 @@
 //! Softmax attention over a paged cache: what a launch takes, checked.
 //!
-//! [`plan`] cuts a step into tiles once for all layers; [`attend`] runs a layer over them.
+//! [`Planner`] cuts a step into tiles once for all layers; [`attend`] runs a layer over them.
 
 mod plan;
 
@@ -78,7 +78,7 @@ impl Shape {
         let wide = |rows| if eight_bits { rows * self.row_bytes() } else { 0 };
         let few_stages = match self.head_size {
             ..=64 => 4,
-            ..=128 => 3,
+            65..=128 => 3,
             _ => 2,
         };
         let merged = WARPS * 16 * self.head_size * 4;

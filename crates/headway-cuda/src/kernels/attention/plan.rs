@@ -27,7 +27,7 @@ const PADDING: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Kind {
-    /// At most [`FEW_ROWS`]: the warps share the rows and divide the keys.
+    /// At most 16: the warps share the rows and divide the keys.
     FewRows = 0,
     /// The warps divide the rows and share the keys.
     ManyRows = 1,

@@ -116,6 +116,8 @@ pub struct Planned {
     pub tiles: usize,
     /// Rows of partial results.
     pub part_rows: usize,
+    /// Parts of tiles of more than one.
+    pub parts: usize,
     /// Tiles of more than one part.
     pub counters: usize,
 }
@@ -135,11 +137,16 @@ impl Planner {
     pub fn limits(&self, max_num_reqs: usize, max_num_tokens: usize) -> (usize, usize) {
         let rows = max_num_tokens * self.group;
         let whole = rows / FEW_ROWS + max_num_reqs.min(max_num_tokens) + max_num_tokens / PADDING + 1;
-        // Parts are no shorter than the share of a block in the most waves.
-        let parts = 2 * MOST_WAVES * self.slots.div_ceil(self.kv_heads) + 1;
-        // Of many rows only those of one wave: what has no room is not divided.
+        // Parts are no shorter than the share of a block in the most waves; what has no room is not divided.
+        let parts = self.most_parts();
+        // Of many rows only those of one wave.
         let rows = (parts * FEW_ROWS).max((2 * self.slots.div_ceil(self.kv_heads) + 1) * self.many_rows);
         (whole + parts, rows)
+    }
+
+    /// Parts beyond the first of their tiles.
+    fn most_parts(&self) -> usize {
+        2 * MOST_WAVES * self.slots.div_ceil(self.kv_heads) + 1
     }
 
     /// Writes a step's tiles into `list`, its head first; `padding` are the tokens past the last request.
@@ -239,7 +246,9 @@ impl Planner {
         let each =
             w.keys.len().div_ceil(w.keys.len().div_ceil(part).max(1)).next_multiple_of(LEAST_PART).max(1);
         let mut splits = if self.batch_invariant { end - first } else { w.keys.len().div_ceil(each) };
-        if planned.part_rows + splits * w.rows > self.max_part_rows {
+        let room = planned.part_rows + splits * w.rows <= self.max_part_rows
+            && planned.parts + splits <= self.most_parts();
+        if !room {
             // No room: the same sums, in one block.
             splits = 1;
         }
@@ -275,6 +284,7 @@ impl Planner {
             });
         }
         if splits > 1 {
+            planned.parts += splits;
             planned.part_rows += splits * w.rows;
             planned.counters += 1;
         }
@@ -405,6 +415,8 @@ mod tests {
         let company = of(check(&p, &[request(100, 100), request(1, 3000), request(1, 77)]), 1);
         assert_eq!(alone, company);
         assert_eq!(alone.len(), 6);
+        // What has no room for parts stays whole, and is computed in the same chunks.
+        check(&p, &vec![request(1, 32768); 256]);
     }
 
     #[test]

@@ -25,7 +25,8 @@ fn cuda(exec: &dyn Exec) -> Result<&CudaExec, AttentionError> {
 
 impl HostAccess for CudaMemory {
     fn new_cache(&self, exec: &dyn Exec, bytes: &[u8]) -> Result<KvBuf, AttentionError> {
-        let memory = exec.alloc(bytes.len())?.ok_or_else(|| AttentionError::Inputs("no device memory".into()))?;
+        let memory =
+            exec.alloc(bytes.len())?.ok_or_else(|| AttentionError::Inputs("no device memory".into()))?;
         exec.upload(&memory, 0, bytes);
         Ok(KvBuf::Dev(memory))
     }
@@ -65,7 +66,8 @@ pub fn specs() -> Result<Vec<KernelSpec>, AttentionError> {
                 continue;
             };
             let plain = cell.features.soft_cap.is_none() && !cell.features.alibi;
-            for s in [spec(&shape, cell.dtype, cache, plain)?, write_spec(cell.head_size, cell.dtype, cache)?] {
+            for s in [spec(&shape, cell.dtype, cache, plain)?, write_spec(cell.head_size, cell.dtype, cache)?]
+            {
                 all.insert(format!("{s:?}"), s);
             }
         }

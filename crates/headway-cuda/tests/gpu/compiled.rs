@@ -44,7 +44,8 @@ fn some(i: usize, jobs: usize) -> Outcome {
 
 fn all(jobs: usize) -> Outcome {
     let program = std::env::current_exe().map_err(text)?;
-    let start = |i: usize| Command::new(&program).args(["--compile", &i.to_string(), &jobs.to_string()]).spawn();
+    let start =
+        |i: usize| Command::new(&program).args(["--compile", &i.to_string(), &jobs.to_string()]).spawn();
     let started: Vec<_> = (0..jobs).map(start).collect();
     for child in started {
         let status = child.and_then(|mut c| c.wait()).map_err(text)?;

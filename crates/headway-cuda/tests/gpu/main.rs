@@ -36,10 +36,7 @@ fn main() -> ExitCode {
         wanted.iter().for_each(|t| println!("{}: test", t.0));
         return ExitCode::SUCCESS;
     }
-    let options = CudaOptions {
-        kernel_cache: Some(compiled::folder()),
-        ..CudaOptions::default()
-    };
+    let options = CudaOptions { kernel_cache: Some(compiled::folder()), ..CudaOptions::default() };
     let cx = match CudaExec::open(options) {
         Ok(cx) => cx,
         Err(e) => {

@@ -232,7 +232,12 @@ impl Planner {
                 each(&mut |w| parts += w.keys.len().div_ceil(part_of(middle, w.many)).max(1));
                 if parts <= room { high = middle } else { low = middle }
             }
-            best = best.min((waves * (high + BEGINNING), high));
+            let mut worst = 0;
+            each(&mut |w| {
+                let part = w.keys.len().min(part_of(high, w.many));
+                worst = worst.max(part << usize::from(w.many));
+            });
+            best = best.min((waves * (worst + BEGINNING), high));
         }
         best.1
     }

@@ -1,11 +1,11 @@
-//! The one file that names device crates: fills the registry with their backends and opens a device.
+//! The engine's one file that names device crates: fills the registry with their backends and opens a device.
 
 use super::{StartupError, memory, place::Place};
 use crate::options::EngineOptions;
 use headway_attention::{Registry, process::rules::ComputeCapability};
 use headway_cpu::{CpuExec, CpuOptions};
 use headway_cuda::{CudaExec, CudaOptions};
-use headway_tensor::Ops;
+use headway_tensor::{Device, Ops};
 
 /// Every backend of this build, most preferred first.
 ///
@@ -34,21 +34,33 @@ pub struct OpenDevice {
     pub no_graphs: &'static str,
 }
 
-/// Opens the device that the options name.
+/// The device that the options name, open or not.
 ///
 /// # Errors
-/// A device that this build or machine doesn't have.
-pub fn open(options: &EngineOptions) -> Result<OpenDevice, StartupError> {
+/// A device that this build doesn't know.
+pub fn named(options: &EngineOptions) -> Result<Device, StartupError> {
     let name = options.device.as_deref().unwrap_or("cpu");
-    match (name, name.strip_prefix("cuda").map(|n| n.strip_prefix(':').unwrap_or(n))) {
-        ("cpu", _) => cpu(options),
-        ("cuda", _) => cuda(name, 0, options),
-        (_, Some(n)) if let Ok(ordinal) = n.parse() => cuda(name, ordinal, options),
+    let cuda = |index| Ok(Device { kind: "cuda", index });
+    match (name, name.strip_prefix("cuda:")) {
+        ("cpu", _) => Ok(Device::CPU),
+        ("cuda", _) => cuda(0),
+        (_, Some(n)) if let Ok(index) = n.parse() => cuda(index),
         _ => Err(StartupError::NotYet {
             option: "--device",
             value: name.into(),
             supported: "this build runs on: cpu, cuda, cuda:N".into(),
         }),
+    }
+}
+
+/// Opens the device that the options name.
+///
+/// # Errors
+/// A device that this build or machine doesn't have.
+pub fn open(options: &EngineOptions) -> Result<OpenDevice, StartupError> {
+    match (named(options)?, &options.device) {
+        (Device { kind: "cuda", index }, Some(name)) => cuda(name, index, options),
+        _ => cpu(options),
     }
 }
 
@@ -75,7 +87,7 @@ fn cpu(options: &EngineOptions) -> Result<OpenDevice, StartupError> {
 
 fn cuda(name: &str, ordinal: u32, options: &EngineOptions) -> Result<OpenDevice, StartupError> {
     if let Some(n) = options.threads {
-        let why = format!("the threads are the CPU's, and the model runs on {name}; leave it out");
+        let why = format!("the threads are the CPU's, and one drives {name}; leave it out");
         return Err(StartupError::Option { option: "--threads", value: n.to_string(), why });
     }
     let refused = |e: headway_cuda::CudaError| StartupError::Option {

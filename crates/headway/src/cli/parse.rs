@@ -10,7 +10,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 /// The whole definition, as it is parsed. Environment twins that are set to nothing count as unset.
 pub fn command() -> Command {
-    let tune = |a: Arg| {
+    let tune: fn(Arg) -> Arg = |a| {
         let empty = a.get_env().and_then(std::env::var_os).is_some_and(|v| v.is_empty());
         let a = if empty { a.env(None::<&str>) } else { a };
         let a = a.hide_env_values(true);
@@ -18,7 +18,10 @@ pub fn command() -> Command {
         let takes_values = a.get_action().takes_values();
         if takes_values { a.allow_negative_numbers(true) } else { a }
     };
-    Cli::command().mut_subcommands(|c| c.mut_args(tune))
+    fn all(c: Command, tune: fn(Arg) -> Arg) -> Command {
+        c.mut_args(tune).mut_subcommands(|c| all(c, tune))
+    }
+    all(Cli::command(), tune)
 }
 
 /// Parses the process's arguments; help, the version and errors are printed here.

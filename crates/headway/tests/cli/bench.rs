@@ -1,6 +1,6 @@
 //! `bench`: the lines that it promises, small runs of each kind, and what it refuses. Not for figures.
 
-use super::support::{headway, llama, run};
+use super::support::{finish, headway, llama, run};
 use serde_json::Value;
 use std::{collections::BTreeSet, io::Write, process::Stdio};
 
@@ -154,6 +154,50 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
     for (args, part) in cases {
         run([&["bench"], args].concat()).refused(&[part]);
     }
+}
+
+#[test]
+fn attention_on_a_device_that_is_not_there() {
+    let ask = |args: &[&str]| run([&["bench", "attention"], args].concat());
+    // Without a driver that is said; with one there are not so many devices.
+    let gone = ["--device", "cuda:4000", "--filter", "decode_b256_c32768 32/8/128", "--kv-layout", "NHD"];
+    let refused = ask(&gone);
+    refused.refused(&["--device cuda:4000: no "]);
+    let why = &refused.err;
+    assert!(
+        why.contains("no NVIDIA driver") && why.contains("use --device cpu")
+            || why.contains("no device cuda:4000")
+    );
+    assert_eq!(refused.code, Some(1));
+    ask(&["--device", "cuda:4000", "--from-stdin"]).refused(&["--device cuda:4000: no "]);
+    finish(headway().args(["bench", "attention"]).env("HEADWAY_DEVICE", "cuda:4000")).refused(&["cuda:4000"]);
+    // Before any device is opened.
+    let cases: [(&[&str], &str); 7] = [
+        (
+            &["--device", "toaster"],
+            "--device toaster is not supported by this build; this build runs on: cpu, cuda",
+        ),
+        (&["--device", "cuda:x"], "--device cuda:x"),
+        (&["--device", "cuda:4000", "--threads", "2"], "--threads 2: the threads are the CPU's"),
+        (&["--device", "cuda:4000", "--filter", "4/1/256"], "no case matches"),
+        (&["--device", "cuda:4000", "--kv-layout", "BHLNC"], "--kv-layout BHLNC: CUDA_ATTN can't read it; it reads LBHNC, LBNHC"),
+        (&["--device", "cuda:4000", "--kv-layout", "NDH"], "there are: NHD, HND"),
+        (&["--kv-layout", "NHD", "--pool", "16"], "--kv-layout NHD: CPU_ATTN can't read it; it reads LBHNC"),
+    ];
+    for (args, part) in cases {
+        ask(args).refused(&[part]);
+    }
+    // An empty variable counts as unset.
+    let small = ["--pool", "16", "--threads", "1", "--json", "--filter", "decode_b1_c16 4/1/256 f32"];
+    let mut child = headway();
+    finish(child.args(["bench", "attention"]).args(small).env("HEADWAY_DEVICE", "")).fine();
+}
+
+#[test]
+fn a_backend_of_another_device_is_refused() {
+    let small = ["--pool", "16", "--threads", "1", "--filter", "decode_b1_c16 9/3/64 bf16"];
+    run([&["bench", "attention", "--backend", "CUDA_ATTN"], &small[..]].concat())
+        .refused(&["CUDA_ATTN can't run heads 9/3/64", "runs on cuda, not on cpu"]);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! The cases of `bench attention`, read from a file; its `semantics` say what each number means.
-//! headway's own file (`cases.json`) is embedded.
+//! headway's own are embedded: `cases.json` for every device, `cases-cuda.json` for CUDA devices too.
 
 use super::super::CliError;
 use serde::Deserialize;
 use std::path::Path;
 
 const EMBEDDED: &str = include_str!("cases.json");
+const EMBEDDED_CUDA: &str = include_str!("cases-cuda.json");
 
 /// A file of cases.
 #[derive(Deserialize, Debug)]
@@ -88,12 +89,23 @@ pub struct Case {
 }
 
 impl CaseFile {
-    /// Reads a file, or the embedded one.
+    /// Reads a file, or what is embedded for a device: on CUDA that file's cases, and those of the CPU's that it does
+    /// not have.
     ///
     /// # Errors
     /// A file that can't be read or says something else; both name it.
-    pub fn read(path: Option<&Path>) -> Result<Self, CliError> {
-        let Some(path) = path else { return Self::parse("cases.json".as_ref(), EMBEDDED) };
+    pub fn read(path: Option<&Path>, platform: &str) -> Result<Self, CliError> {
+        let Some(path) = path else {
+            let common = Self::parse("cases.json".as_ref(), EMBEDDED)?;
+            if platform != "cuda" {
+                return Ok(common);
+            }
+            let mut own = Self::parse("cases-cuda.json".as_ref(), EMBEDDED_CUDA)?;
+            let is_new = |case: &Case| own.cases.iter().all(|c| c.id != case.id);
+            let more: Vec<_> = common.cases.into_iter().filter(is_new).collect();
+            own.cases.extend(more);
+            return Ok(own);
+        };
         let text = std::fs::read_to_string(path)
             .map_err(|e| CliError::File { path: path.to_owned(), why: e.to_string() })?;
         Self::parse(path, &text)
@@ -154,12 +166,38 @@ mod tests {
 
     #[test]
     fn the_embedded_file_is_whole() -> Result<(), CliError> {
-        let file = CaseFile::read(None)?;
+        let file = CaseFile::read(None, "cpu")?;
         assert_eq!((file.cases.len(), file.heads.len()), (21, 3));
         let named = |id: &str| file.cases.iter().find(|c| c.id == id).unwrap();
         assert_eq!(named("chunk_512_over_4096").visible_pairs(), 512 * 4096 + 512 * 513 / 2);
         assert_eq!(named("mixed_2p512_16d1024").new_tokens(), 2 * 512 + 16);
         assert_eq!(named("write_2048").kv_tokens(), 2048);
+        Ok(())
+    }
+
+    #[test]
+    fn cuda_has_its_own_cases_and_the_cpus() -> Result<(), CliError> {
+        let (cpu, cuda) = (CaseFile::read(None, "cpu")?, CaseFile::read(None, "cuda")?);
+        let own = CaseFile::parse("cases-cuda.json".as_ref(), EMBEDDED_CUDA)?;
+        assert_eq!((own.cases.len(), own.heads.len(), own.dtypes.as_slice()), (45, 2, &["bf16".into()][..]));
+        let mut ids: Vec<_> = cuda.cases.iter().map(|c| c.id.as_str()).collect();
+        assert!(cpu.cases.iter().chain(&own.cases).all(|c| ids.contains(&c.id.as_str())));
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), cuda.cases.len());
+        // A name means one batch in both files.
+        for case in &own.cases {
+            let same = cpu.cases.iter().find(|c| c.id == case.id);
+            assert!(same.is_none_or(|c| c.seqs == case.seqs && c.tokens == case.tokens), "{}", case.id);
+        }
+        let named = |id: &str| cuda.cases.iter().find(|c| c.id == id).unwrap();
+        assert_eq!(named("decode_b256_c32768").kv_tokens(), 256 * 32768);
+        assert_eq!(named("prefill_8x32768").visible_pairs(), 8 * 32768 * 32769 / 2);
+        assert_eq!(named("chunk_512_over_32256").kv_tokens(), 32768);
+        assert_eq!(named("mixed_4p2048_64d4096").new_tokens(), 4 * 2048 + 64);
+        assert_eq!(named("write_262144").tokens, 262_144);
+        // The largest case fits into the pool at 32/8/128.
+        assert!(named("decode_b256_c32768").kv_tokens() * 8 * 128 * 4 <= own.semantics.pool_bytes);
         Ok(())
     }
 

@@ -3,30 +3,19 @@
 mod attention;
 mod builder;
 mod cases;
-mod ceilings;
+mod cpu;
+mod cuda;
 mod engine;
-mod paced;
+mod meter;
 mod samples;
 
 use super::{CliError, args::EngineArgs, parse, session};
-use attention::{Pool, Prepared, Setup};
-use cases::CaseFile;
-use ceilings::Ceilings;
 use clap::{Args, Subcommand};
-use headway_attention::{DynBackend, Registry};
-use headway_engine::{
-    options::{DTypeOption, EngineOptions},
-    runner::{
-        StartupError,
-        devices::{self, OpenDevice},
-        memory,
-    },
-};
-use headway_tensor::DType;
+use headway_attention::{DynBackend, KindTag, Registry};
+use headway_engine::{options::EngineOptions, runner::devices};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use regex::Regex;
 use serde::Serialize;
-use std::{fmt::Display, io::Write, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{fmt::Display, io::Write, process::ExitCode, sync::Arc};
 
 /// `headway bench`.
 #[derive(Args, Debug)]
@@ -34,6 +23,8 @@ use std::{fmt::Display, io::Write, path::PathBuf, process::ExitCode, sync::Arc};
 Examples:
   headway bench attention --filter 'decode_b8.* 32/8/128' --dtype bf16 --threads 2
   headway bench attention --json > attention.jsonl
+  headway bench attention --device cuda:0 --filter '^(decode|write).* 32/8/128'
+  headway bench attention --device cuda:0 --kv-layout NHD --dtype bf16,f16 --json
   headway bench builder
   headway bench engine --prompt-len 512 --output-len 128 --concurrency 16
   headway bench engine --model config.json --load-format dummy")]
@@ -46,46 +37,11 @@ pub struct BenchArgs {
 #[derive(Subcommand, Debug)]
 enum What {
     /// One layer's calls: GB/s of KV cache and GFLOP/s, and the share of this machine's ceilings.
-    Attention(AttentionArgs),
+    Attention(attention::AttentionArgs),
     /// A model: tokens a second, time to first token, latency between tokens, what a step costs.
     Engine(Box<EngineBenchArgs>),
     /// A step's metadata: microseconds by requests and KV cache groups.
     Builder(BuilderArgs),
-}
-
-#[derive(Args, Debug)]
-struct AttentionArgs {
-    /// A JSON file of cases, in the form of headway's own.
-    #[arg(long, value_name = "FILE")]
-    cases: Option<PathBuf>,
-    /// Run only what matches: a regular expression over `case heads dtype`, such as 'decode_b1.* 32/8/128 bf16'.
-    #[arg(long, value_name = "REGEX", default_value = "")]
-    filter: Regex,
-    /// The backend to measure. [default: the first that takes the layer]
-    #[arg(long, value_name = "NAME")]
-    backend: Option<String>,
-    /// bf16, f16, f32; several separated by commas. [default: the file's]
-    #[arg(long, value_name = "DTYPES", value_delimiter = ',', value_parser = element)]
-    dtype: Vec<DType>,
-    /// Worker threads; several separated by commas. [default: the file's, as far as there are processors]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = parse::at_least_one)]
-    threads: Vec<usize>,
-    /// Tokens in a block; several separated by commas. [default: the backend's preferred size]
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = parse::block)]
-    block_size: Vec<usize>,
-    /// Bytes of cache that cold cases rotate through, in MiB. [default: the file's]
-    #[arg(long, value_name = "MIB", value_parser = parse::at_least_one)]
-    pool: Option<usize>,
-    /// Samples of each measurement. [default: 7, or fewer where a call takes long]
-    #[arg(long, value_name = "N", value_parser = parse::at_least_one)]
-    repetitions: Option<usize>,
-    /// Measure what standard input says, a line such as `decode_b1_c512 32/8/128 bf16` each, when it says so:
-    /// another program can measure something else in between. One thread count and block size.
-    #[arg(long, conflicts_with_all = ["filter", "dtype"])]
-    from_stdin: bool,
-    /// One JSON object a measurement.
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -132,7 +88,7 @@ struct EngineBenchArgs {
 /// Runs the command.
 pub fn run(args: BenchArgs, registry: Registry) -> Result<ExitCode, CliError> {
     match args.what {
-        What::Attention(a) => bench_attention(&a, &registry)?,
+        What::Attention(a) => attention::run(&a, &registry)?,
         What::Builder(a) => bench_builder(&a, &registry)?,
         What::Engine(a) => {
             let mut engine = session::open(&a.engine, registry)?;
@@ -149,8 +105,8 @@ pub fn run(args: BenchArgs, registry: Registry) -> Result<ExitCode, CliError> {
 }
 
 fn bench_builder(a: &BuilderArgs, registry: &Registry) -> Result<(), CliError> {
-    let device = open(a.threads)?;
-    let backend = backend(a.backend.as_deref(), registry)?;
+    let device = devices::open(&EngineOptions { threads: a.threads, ..EngineOptions::default() })?;
+    let backend = backend(a.backend.as_deref(), registry, device.place.platform)?;
     if !a.json {
         let mut out = std::io::stdout().lock();
         writeln!(out, "{} on {}\n{}", backend.rules().name, device.description, builder::head())?;
@@ -163,101 +119,15 @@ fn bench_builder(a: &BuilderArgs, registry: &Registry) -> Result<(), CliError> {
     Ok(())
 }
 
-fn bench_attention(a: &AttentionArgs, registry: &Registry) -> Result<(), CliError> {
-    let file = CaseFile::read(a.cases.as_deref())?;
-    let backend = backend(a.backend.as_deref(), registry)?;
-    let dtypes = match a.dtype.is_empty() {
-        true => file.dtypes.iter().map(|d| element(d).map_err(CliError::Usage)).collect::<Result<_, _>>()?,
-        false => a.dtype.clone(),
-    };
-    let processors = std::thread::available_parallelism().map_or(1, Into::into);
-    let threads: Vec<usize> = match a.threads.is_empty() {
-        true => file.threads.iter().copied().filter(|t| *t <= processors).collect(),
-        false => a.threads.clone(),
-    };
-    let sizes: Vec<Option<usize>> = match a.block_size.is_empty() {
-        true => vec![None],
-        false => a.block_size.iter().copied().map(Some).collect(),
-    };
-    let bytes = a.pool.map_or(file.semantics.pool_bytes, |mib| mib.saturating_mul(1 << 20));
-    if let Some(available) = memory::available_bytes().filter(|free| bytes as u64 > *free) {
-        return Err(CliError::Startup(StartupError::NoMemory {
-            option: "--pool",
-            value: a.pool.unwrap_or(bytes >> 20),
-            what: "the cache that cold cases rotate through",
-            needed: bytes as u64,
-            available,
-        }));
+/// A backend by name, or the device's first for attention over keys and values.
+fn backend(name: Option<&str>, registry: &Registry, platform: &str) -> Result<Arc<dyn DynBackend>, CliError> {
+    if let Some(name) = name {
+        return Ok(registry.get(name)?.clone());
     }
-    if a.from_stdin {
-        return paced::run(a, &file, &backend, bytes);
-    }
-    let mut runs = vec![];
-    for heads in &file.heads {
-        for &dtype in &dtypes {
-            for &block_size in &sizes {
-                let of_case = file.cases.iter().map(|case| (heads, dtype, block_size, case));
-                runs.extend(of_case.filter(|(h, d, _, c)| {
-                    a.filter.is_match(&format!("{} {} {}", c.id, h.id, attention::short(*d)))
-                }));
-            }
-        }
-    }
-    if runs.is_empty() {
-        return Err(CliError::Usage(format!("--filter {}: no case matches", a.filter)));
-    }
-    let mut pool = Pool::new(bytes)?;
-    let bar = progress(runs.len() * threads.len());
-    for threads in threads {
-        let device = open(Some(threads))?;
-        let ceilings = Ceilings::measure(&*device.ops)?;
-        // Printed with the first measurement: what is refused leaves standard output empty.
-        let mut headed = a.json;
-        for (heads, dtype, block_size, case) in &runs {
-            let (backend, ops, dtype, block_size) = (&backend, &*device.ops, *dtype, *block_size);
-            let setup = Setup { backend, ops, threads, ceilings, heads, dtype, block_size };
-            let line = Prepared::new(setup, case, &pool)?.measure(a.repetitions, &mut pool)?;
-            bar.suspend(|| {
-                if !std::mem::replace(&mut headed, true) {
-                    heading(&device, ceilings)?;
-                }
-                show(&line, a.json)
-            })?;
-            bar.inc(1);
-        }
-    }
-    bar.finish_and_clear();
-    Ok(())
-}
-
-/// An element type; there is no file that could say.
-fn element(text: &str) -> Result<DType, String> {
-    match text.parse() {
-        Ok(DTypeOption::As(d)) => Ok(d),
-        _ => Err("give bf16, f16 or f32".into()),
-    }
-}
-
-fn heading(device: &OpenDevice, ceilings: Option<Ceilings>) -> Result<(), CliError> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", device.description)?;
-    if let Some(c) = ceilings {
-        writeln!(out, "{c}")?;
-    }
-    Ok(writeln!(out, "{}", attention::head())?)
-}
-
-fn open(threads: Option<usize>) -> Result<OpenDevice, CliError> {
-    Ok(devices::open(&EngineOptions { threads, ..EngineOptions::default() })?)
-}
-
-fn backend(name: Option<&str>, registry: &Registry) -> Result<Arc<dyn DynBackend>, CliError> {
-    match name {
-        Some(name) => Ok(registry.get(name)?.clone()),
-        None => {
-            registry.iter().next().cloned().ok_or_else(|| CliError::Usage("no backend is registered".into()))
-        }
-    }
+    let fits =
+        |b: &&Arc<dyn DynBackend>| b.rules().platform == platform && b.rules().kind == KindTag::Standard;
+    let none = || CliError::Usage(format!("no attention backend for {platform} is registered"));
+    registry.iter().find(fits).cloned().ok_or_else(none)
 }
 
 fn show(line: &(impl Serialize + Display), json: bool) -> Result<(), CliError> {

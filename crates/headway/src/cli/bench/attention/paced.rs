@@ -2,37 +2,35 @@
 //! measure others in between. What is asked for again goes on where it was.
 
 use super::{
-    super::CliError,
-    AttentionArgs,
-    attention::{Pool, Prepared, Setup},
-    cases::{Case, CaseFile, Heads},
-    ceilings::Ceilings,
-    element, heading, open, show,
+    super::{
+        super::CliError,
+        cases::{Case, CaseFile, Heads},
+        meter,
+    },
+    Bench, Run, element, heading,
+    layer::Prepared,
+    show,
 };
-use headway_attention::DynBackend;
 use headway_tensor::DType;
-use std::{io::BufRead, sync::Arc};
+use std::io::BufRead;
 
 /// Reads names until there are no more, and answers each with a measurement.
 ///
 /// # Errors
 /// A name that is not in the file; several thread counts or block sizes; the backend's own.
-pub fn run(
-    a: &AttentionArgs,
-    file: &CaseFile,
-    backend: &Arc<dyn DynBackend>,
-    bytes: usize,
-) -> Result<(), CliError> {
+pub fn run(bench: &Bench<'_>) -> Result<(), CliError> {
+    let a = bench.args;
     let one = |what: &str, given: &[usize]| match given {
         [] | [_] => Ok(given.first().copied()),
         _ => Err(CliError::Usage(format!("--from-stdin measures with one {what}: give only one"))),
     };
     let (threads, block_size) = (one("--threads", &a.threads)?, one("--block-size", &a.block_size)?);
-    let device = open(threads)?;
-    let ceilings = Ceilings::measure(&*device.ops)?;
-    let mut pool = Pool::new(bytes)?;
+    let device = bench.open(threads)?;
+    let meter = meter::of(&*device.ops)?;
+    let ceilings = meter.ceilings()?;
+    let mut pool = bench.pool(&device, &*meter)?;
     if !a.json {
-        heading(&device, ceilings)?;
+        heading(&device, &ceilings)?;
     }
     let mut last: Option<(String, Prepared<'_>)> = None;
     for line in std::io::stdin().lock().lines() {
@@ -40,9 +38,8 @@ pub fn run(
         let mut prepared = match last.take() {
             Some((of, prepared)) if of == name => prepared,
             _ => {
-                let (case, heads, dtype) = find(file, &name)?;
-                let (ops, threads) = (&*device.ops, device.threads);
-                let setup = Setup { backend, ops, threads, ceilings, heads, dtype, block_size };
+                let (case, heads, dtype) = find(&bench.file, &name)?;
+                let setup = bench.setup(&Run { heads, dtype, block_size, case }, &device, &*meter, &ceilings);
                 Prepared::new(setup, case, &pool)?
             }
         };

@@ -1,0 +1,231 @@
+//! One layer, set up through the contract as an engine does it: any registered backend can be measured. Metadata is
+//! built beforehand; the calls alone are timed.
+
+use super::{
+    super::{
+        CliError,
+        cases::{CacheState, Case, Kind},
+        meter::Pool,
+        samples::{Sampler, Timing},
+    },
+    line::Line,
+    setup::Setup,
+    tables::{blocks_of, common, shuffle, view, write_slots},
+};
+use headway_attention::{
+    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, DynAttention, GraphSupport, GroupInfo,
+    KvCacheSpec, KvHandle, LayerArgs, LayerKernel, Qkv, Result, StepEntry, StepMetadata, build_step,
+};
+use headway_tensor::{Tensor, View};
+use std::sync::Arc;
+
+/// Block tables that cold calls rotate through, at most: each has its metadata ready.
+const MOST_TABLES: usize = 4096;
+
+/// A case set up for measurements of it, which may be some time apart.
+pub struct Prepared<'a> {
+    setup: Setup<'a>,
+    case: &'a Case,
+    block_size: usize,
+    fixture: Fixture,
+    sampler: Sampler,
+}
+
+impl<'a> Prepared<'a> {
+    /// Sets up the layer, its tables and their metadata.
+    ///
+    /// # Errors
+    /// What the backend refuses; a pool smaller than the case.
+    pub fn new(setup: Setup<'a>, case: &'a Case, pool: &Pool) -> std::result::Result<Self, CliError> {
+        let block_size = setup.checked_block_size()?;
+        let fixture = Fixture::new(&setup, case, block_size, pool)?;
+        Ok(Self { setup, case, block_size, fixture, sampler: Sampler::default() })
+    }
+
+    /// What a device with graphs does otherwise than usual for this case.
+    pub fn note(&self) -> Option<String> {
+        let unusual = !self.fixture.captured && self.setup.device.place.capability.is_some();
+        let (name, case) = (&self.setup.backend.rules().name, &self.case.id);
+        unusual.then(|| format!("{name} can't be captured for {case}: its calls are queued, not replayed"))
+    }
+
+    /// Takes so many samples, or as many as the case's length asks for.
+    ///
+    /// # Errors
+    /// The backend's own.
+    pub fn measure(&mut self, samples: Option<usize>, pool: &mut Pool) -> Result<Line> {
+        let timing = self.fixture.time(&mut self.sampler, samples, &self.setup, self.case, pool)?;
+        Ok(Line::new(&self.setup, self.case, self.block_size, timing))
+    }
+}
+
+/// A layer with its cache, and metadata for each table that the calls rotate through.
+struct Fixture {
+    layer: Box<dyn DynAttention>,
+    handle: KvHandle,
+    entries: Vec<StepEntry>,
+    slots: Vec<View<i64>>,
+    q: Tensor,
+    /// The new tokens' keys and values, those of each source below those of the one before.
+    kv: [Tensor; 2],
+    sources: usize,
+    out: Tensor,
+    /// Whether calls can be recorded into a graph.
+    captured: bool,
+}
+
+impl Fixture {
+    fn new(
+        s: &Setup<'_>,
+        case: &Case,
+        block_size: usize,
+        pool: &Pool,
+    ) -> std::result::Result<Self, CliError> {
+        let (h, ops) = (s.heads, &*s.device.ops);
+        let spec = s.spec(block_size);
+        let page = spec.page_size_bytes();
+        let num_blocks = pool.bytes() / page;
+        let needed = blocks_of(case, block_size);
+        if needed > num_blocks {
+            return Err(CliError::Usage(format!(
+                "case {} needs {needed} blocks of {block_size} tokens, {page} bytes each; the pool holds {num_blocks}: give a \
+                 larger --pool or a smaller --block-size",
+                case.id
+            )));
+        }
+        let mut order: Vec<i32> = (0..num_blocks as i32).collect();
+        shuffle(&mut order);
+        let write = case.kind == Kind::Write;
+        let cold_sources = write && case.cache == CacheState::Cold && s.meter.cold_sources();
+        let tables = match case.cache {
+            CacheState::Hot => 1,
+            CacheState::Cold => {
+                let bytes = s.kv_bytes(case) * if cold_sources { 2 } else { 1 };
+                s.meter.rotation(bytes, (num_blocks / needed).clamp(1, MOST_TABLES))
+            }
+        };
+        let info = GroupInfo {
+            layers: vec![AttnLayer(0)],
+            layout: s.layout,
+            max_num_reqs: case.seqs.len().max(1),
+            max_num_tokens: case.new_tokens(),
+            max_model_len: case.seqs.iter().map(|q| q[1]).max().unwrap_or(1),
+            ..GroupInfo::new(KvCacheSpec::Full(spec.clone()), h.num_heads)
+        };
+        let handle = KvHandle {
+            buf: 0,
+            offset: 0,
+            block_stride: page,
+            page_bytes: page,
+            num_blocks,
+            block_size,
+            dtype: s.dtype,
+            layout: s.layout,
+            // Otherwise keys and values of the new tokens lie in the cache already.
+            shared: !write,
+        };
+        let config = s.backend.parse_config(None)?;
+        let mut groups = vec![AttentionGroup::new(&**s.backend, ops, 0, info, &config, 1, None)?];
+        let captured = can_be_captured(groups[0].plan().graph_support, case.kind);
+        let (mut entries, mut slots) = (vec![], vec![]);
+        for table in order.chunks_exact(needed).take(tables) {
+            if write {
+                slots.push(view(ops, &write_slots(case.tokens, table, block_size))?);
+            } else {
+                let mut step = StepMetadata::new(Arc::from([0u16].as_slice()));
+                build_step(&mut groups, ops, &[common(ops, case, table, block_size)?], 0, false, &mut step)?;
+                entries.push(step.layer(AttnLayer(0))?.clone());
+            }
+        }
+        let (rows, sources) = (case.new_tokens(), if cold_sources { slots.len() } else { 1 });
+        let numbers = |rows: usize, heads: usize, seed: u64| {
+            s.meter.numbers(s.dtype, &[rows, heads, h.head_size], seed)
+        };
+        Ok(Self {
+            layer: layer(s)?,
+            handle,
+            entries,
+            slots,
+            q: numbers(rows, h.num_heads, 1)?,
+            kv: [numbers(rows * sources, h.num_kv_heads, 2)?, numbers(rows * sources, h.num_kv_heads, 3)?],
+            sources,
+            out: Tensor::zeros(ops, s.dtype, &[rows, h.num_heads, h.head_size])
+                .map_err(AttentionError::from)?,
+            captured,
+        })
+    }
+
+    fn time(
+        &mut self,
+        sampler: &mut Sampler,
+        samples: Option<usize>,
+        s: &Setup<'_>,
+        case: &Case,
+        pool: &mut Pool,
+    ) -> Result<Timing> {
+        let Self { layer, handle, entries, slots, q, kv, sources, out, captured } = self;
+        let (ops, rows) = (&*s.device.ops, case.new_tokens());
+        let [k, v] = [kv[0].view(), kv[1].view()];
+        match case.kind {
+            Kind::Write => s.meter.time(sampler, samples, slots.len(), *captured, &mut |i| {
+                let from = i % *sources * rows;
+                let x = Qkv { q: q.view(), k: k.rows(from..from + rows)?, v: v.rows(from..from + rows)? };
+                layer.write_kv_cache(ops, &x, &mut handle.on(&mut pool.0), &slots[i % slots.len()])
+            }),
+            _ => s.meter.time(sampler, samples, entries.len(), *captured, &mut |i| {
+                let (x, entry) = (Qkv { q: q.view(), k, v }, &entries[i % entries.len()]);
+                layer.run(ops, &x, &mut handle.on(&mut pool.0), entry, out.view_mut())
+            }),
+        }
+    }
+}
+
+/// Whether a graph may hold the kernels of such a batch; cache writes depend on no plan.
+fn can_be_captured(support: GraphSupport, kind: Kind) -> bool {
+    match kind {
+        Kind::Write => true,
+        Kind::Decode => support >= GraphSupport::UniformSingleTokenDecode,
+        Kind::Prefill | Kind::Mixed => support == GraphSupport::Always,
+    }
+}
+
+fn layer(s: &Setup<'_>) -> Result<Box<dyn DynAttention>> {
+    let args = AttentionArgs {
+        layer: AttnLayer(0),
+        num_heads: s.heads.num_heads,
+        num_kv_heads: s.heads.num_kv_heads,
+        head_size: s.heads.head_size,
+        head_size_v: s.heads.head_size,
+        scale: (s.heads.head_size as f32).powf(-0.5),
+        sliding_window: None,
+        logit_soft_cap: None,
+        alibi_slopes: None,
+        sinks: None,
+        dtype: s.dtype,
+        kv_cache_dtype: s.dtype,
+        k_scale: 1.0,
+        v_scale: 1.0,
+    };
+    match s.backend.layer(&LayerArgs::Standard(args), &s.backend.parse_config(None)?)? {
+        LayerKernel::Standard(layer) => Ok(layer),
+        _ => Err(AttentionError::WrongKind {
+            backend: s.backend.rules().name.to_string(),
+            offers: s.backend.rules().kind.name(),
+            asked: "standard attention",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_captured() {
+        let decode_only = GraphSupport::UniformSingleTokenDecode;
+        assert!(can_be_captured(decode_only, Kind::Decode) && !can_be_captured(decode_only, Kind::Mixed));
+        assert!(can_be_captured(GraphSupport::Always, Kind::Prefill));
+        assert!(!can_be_captured(GraphSupport::Never, Kind::Decode));
+        assert!(can_be_captured(GraphSupport::Never, Kind::Write));
+    }
+}

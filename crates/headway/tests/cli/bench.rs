@@ -180,7 +180,10 @@ fn attention_on_a_device_that_is_not_there() {
         (&["--device", "cuda:x"], "--device cuda:x"),
         (&["--device", "cuda:4000", "--threads", "2"], "--threads 2: the threads are the CPU's"),
         (&["--device", "cuda:4000", "--filter", "4/1/256"], "no case matches"),
-        (&["--device", "cuda:4000", "--kv-layout", "BHLNC"], "--kv-layout BHLNC: CUDA_ATTN can't read it; it reads LBHNC, LBNHC"),
+        (
+            &["--device", "cuda:4000", "--kv-layout", "BHLNC"],
+            "--kv-layout BHLNC: CUDA_ATTN can't read it; it reads LBHNC, LBNHC",
+        ),
         (&["--device", "cuda:4000", "--kv-layout", "NDH"], "there are: NHD, HND"),
         (&["--kv-layout", "NHD", "--pool", "16"], "--kv-layout NHD: CPU_ATTN can't read it; it reads LBHNC"),
     ];

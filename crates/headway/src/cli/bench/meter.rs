@@ -1,5 +1,5 @@
-//! What a measurement asks of a device: memory for its inputs, a clock, and what the device does at most. A device
-//! crate is named by its own file alone: [`super::cpu`], [`super::cuda`].
+//! What a measurement asks of a device: memory for its inputs, a clock, and what the device does at most. The answers
+//! are in a file a device: [`super::cpu`], [`super::cuda`].
 
 use super::{
     cases::Kind,

@@ -64,7 +64,8 @@ fn values_that_are_unknown_or_not_there_yet() {
         (["--backend-per-kind", "mla=CPU_ATTN"], ["mla=CPU_ATTN", "a backend for standard attention"]),
         (["--graph-mode", "FULL"], ["--graph-mode FULL", "is not supported with"]),
         (["--graph-mode", "FILL"], ["--graph-mode FILL", "there are: NONE, PIECEWISE"]),
-        (["--device", "cuda:0"], ["--device cuda:0", "this build runs on: cpu"]),
+        (["--device", "cuda:0"], ["--threads 1: the threads are the CPU's", "cuda:0"]),
+        (["--device", "cuda:x"], ["--device cuda:x", "this build runs on: cpu, cuda"]),
         (["--device", "toaster"], ["--device toaster", "this build runs on: cpu"]),
         (["--tp", "2"], ["--tp 2", "supported: 1"]),
         (["--dcp", "2"], ["--dcp 2", "supported: 1"]),
@@ -82,6 +83,14 @@ fn values_that_are_unknown_or_not_there_yet() {
     ] {
         generate(&llama(), &[args[0], args[1], "hello"]).refused(&words);
     }
+}
+
+#[test]
+fn a_device_that_is_not_there() {
+    let mut c = headway();
+    c.env_remove("HEADWAY_THREADS").arg("generate").arg("--model").arg(llama());
+    // Without a driver that is said; with one there are not so many devices.
+    finish(c.args(["--device", "cuda:4000", "hello"])).refused(&["--device cuda:4000: no "]);
 }
 
 #[test]

@@ -18,6 +18,7 @@ pub mod error;
 pub mod example {}
 pub mod experts;
 pub mod fp8;
+pub mod graph;
 pub mod memory;
 pub mod ops;
 pub mod quant;
@@ -32,6 +33,7 @@ pub use experts::{
     ExpertBuffers, ExpertGroups, ExpertLimits, ExpertParts, Experts, ExpertsSpec, GroupScore, RouterScores,
     Routing,
 };
+pub use graph::{Graph, Graphs};
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
 pub use ops::{Activation, GatedNorm, Linear, LinearPart, Ops, RopeStyle};
 pub use row_quant::{RowQuant, RowQuantKind};

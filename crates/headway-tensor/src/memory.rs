@@ -141,6 +141,10 @@ pub trait Exec: Any {
     fn capturing(&self) -> bool {
         false
     }
+    /// What records graphs. `None`: the device has none.
+    fn graphs(&self) -> Option<&dyn crate::Graphs> {
+        None
+    }
 }
 
 /// Alignment of host buffers in bytes: a cache line, and a full AVX-512 register.

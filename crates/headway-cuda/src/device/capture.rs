@@ -10,6 +10,7 @@ use cudarc::driver::{
     CudaGraph,
     sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, cuGraphGetNodes},
 };
+use headway_tensor::Graphs;
 use std::{rc::Rc, sync::Arc};
 
 /// A recorded graph. It names device memory by address: memory that was allocated before its recording ended stays
@@ -107,6 +108,30 @@ impl Graph {
             .result()
             .doing("counting a graph's nodes")?;
         Ok(count)
+    }
+}
+
+impl headway_tensor::Graph for Graph {
+    fn launch(&self) -> headway_tensor::Result<()> {
+        Ok(Self::launch(self)?)
+    }
+
+    fn nodes(&self) -> headway_tensor::Result<usize> {
+        Ok(Self::nodes(self)?)
+    }
+}
+
+impl Graphs for CudaExec {
+    fn begin_capture(&self) -> headway_tensor::Result<()> {
+        Ok(Self::begin_capture(self)?)
+    }
+
+    fn end_capture(&self) -> headway_tensor::Result<Box<dyn headway_tensor::Graph>> {
+        Ok(Box::new(Self::end_capture(self)?))
+    }
+
+    fn free_bytes(&self) -> headway_tensor::Result<u64> {
+        Ok(self.free_and_total_memory()?.0)
     }
 }
 

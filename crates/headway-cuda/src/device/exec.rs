@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use cudarc::driver::{CudaContext, CudaStream, result};
-use headway_tensor::{Device, DeviceMem, Exec};
+use headway_tensor::{Device, DeviceMem, Exec, Graphs};
 use std::{
     cell::{Cell, OnceCell, RefCell},
     rc::Rc,
@@ -228,6 +228,10 @@ impl Exec for CudaExec {
 
     fn capturing(&self) -> bool {
         self.recording.get().is_some()
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(self)
     }
 }
 

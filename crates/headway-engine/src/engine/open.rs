@@ -26,7 +26,7 @@ pub type OpenProgress<'a> = &'a mut dyn FnMut(usize, usize);
 
 impl LlmEngine {
     /// Opens the model at `path` (a directory, a GGUF or a safetensors file). `progress` hears
-    /// `(layers loaded, layers)`.
+    /// `(layers loaded, layers)`, and then `(graphs captured, graphs)` where there are any.
     ///
     /// # Errors
     /// The files, the options, memory: each names the file or option and what to do.

@@ -48,6 +48,8 @@ pub struct Query {
     pub(super) request: BackendRequest,
     pub(super) layout: Option<KvCacheLayout>,
     pub(super) graph_mode: Option<GraphMode>,
+    /// Of headway's own engine.
+    pub(super) own: bool,
     pub(super) compilation: bool,
     pub(super) max_model_len: usize,
     pub(super) max_num_seqs: usize,
@@ -111,6 +113,7 @@ impl Query {
             request,
             layout: decide::layout(o.kv_layout.as_deref())?,
             graph_mode,
+            own,
             compilation: options.compilation.unwrap_or(true),
             max_model_len: limits.max_model_len,
             max_num_seqs: limits.max_num_reqs,

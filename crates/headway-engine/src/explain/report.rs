@@ -11,7 +11,7 @@ use crate::{
         StartupReport,
         micro_batches::builder_bytes,
         present::{self, group, kind, refusal},
-        report::{GraphModeReport, GroupReport, LoweringReport},
+        report::GroupReport,
     },
 };
 use headway_attention::{
@@ -118,26 +118,8 @@ pub(super) fn planned(
     let because = layout_because(selections);
     r.option("kv_layout", q.asked.engine.kv_layout.clone(), p.cache.layout, &because);
     block_size_option(r, q, p);
-    r.graph_mode = GraphModeReport {
-        requested: r.graph_mode.requested.clone(),
-        in_force: p.graph.mode.to_string(),
-        lowerings: p
-            .graph
-            .lowerings
-            .iter()
-            .map(|l| LoweringReport {
-                from: l.from.to_string(),
-                to: l.to.to_string(),
-                because: l.because.clone(),
-            })
-            .collect(),
-    };
-    r.warnings.extend(
-        p.graph
-            .lowerings
-            .iter()
-            .map(|l| format!("{}; graph mode is {} instead of {}", l.because, l.to, l.from)),
-    );
+    let requested = r.graph_mode.requested.clone();
+    present::graph_mode(r, requested, &p.graph);
     let why = if q.setting.platform == "cpu" {
         "a CPU has no graphs to capture"
     } else {

@@ -8,6 +8,7 @@ use crate::{
         block_size::{self, BlockSizes},
         capacity,
         fast_prefill::SharingLayers,
+        graphs::mode::{self, ModeRequest},
     },
 };
 use headway_attention::{
@@ -181,6 +182,18 @@ fn graph(
     builders: &[BuilderPlan],
     num_blocks: usize,
 ) -> Result<GraphResolution, AttentionError> {
+    // Without a memory size there is no number of blocks to check.
+    let num_blocks = Some(num_blocks).filter(|_| query.kv_memory > 0);
+    if query.own {
+        let request = ModeRequest {
+            platform: query.setting.platform,
+            asked: query.graph_mode,
+            decode_query_len: 1 + query.setting.speculative_tokens,
+            max_num_reqs: query.max_num_seqs,
+            num_blocks,
+        };
+        return mode::resolve(cache, builders.iter(), &request);
+    }
     let names = cache.attention_groups.iter().map(|g| g.backend.rules().name.as_ref());
     let (support, backend) = GraphSupport::weakest(names.zip(builders.iter().map(|b| b.graph_support)));
     let has_states = model.mixers.iter().any(|l| matches!(l.mixer, MixerNeeds::State(_)));
@@ -197,10 +210,8 @@ fn graph(
         piecewise_compilation: query.compilation,
         piecewise_available: query.compilation,
         decode_query_len: 1 + query.setting.speculative_tokens,
-        state_blocks: has_states.then_some(num_blocks),
+        state_blocks: num_blocks.filter(|_| has_states),
         max_num_reqs: Some(query.max_num_seqs),
-        // Without a memory size there is no number of blocks to check.
-        is_profiling: query.kv_memory == 0,
         ..GraphRequest::default()
     })
 }

@@ -30,8 +30,6 @@ pub struct OpenDevice {
     pub threads_because: String,
     /// What start-up decides by.
     pub place: Place,
-    /// Why no graphs are captured.
-    pub no_graphs: &'static str,
 }
 
 /// The device that the options name, open or not.
@@ -80,7 +78,6 @@ fn cpu(options: &EngineOptions) -> Result<OpenDevice, StartupError> {
         threads,
         threads_because: why,
         place: Place::cpu(memory::available_bytes()),
-        no_graphs: "the CPU has no graphs to capture",
         ops: Box::new(exec),
     })
 }
@@ -116,7 +113,6 @@ fn cuda(name: &str, ordinal: u32, options: &EngineOptions) -> Result<OpenDevice,
             capability: Some(ComputeCapability(major, minor)),
             available: Some(free),
         },
-        no_graphs: "no graphs are captured on CUDA yet",
         ops: Box::new(exec),
     })
 }

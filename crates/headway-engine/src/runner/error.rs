@@ -43,6 +43,16 @@ pub enum StartupError {
         /// Bytes that could be had after the weights.
         available: u64,
     },
+    /// A graph that couldn't be captured.
+    #[error(
+        "capturing a graph of {tokens} tokens: {source}; give --graph-mode NONE, or lower --kv-cache-memory where memory is short"
+    )]
+    Capture {
+        /// Tokens of the graph.
+        tokens: usize,
+        /// What went wrong.
+        source: ModelError,
+    },
     /// Weights that are made in memory and don't fit.
     #[error("{what} makes {needed} bytes of weights in memory, and {available} bytes are free; {remedy}")]
     NoMemoryForWeights {

@@ -1,6 +1,7 @@
 //! Step inputs: from the scheduler's plan to token ids, positions, lengths, block tables and slot
 //! mappings, in buffers that live as long as the model.
 
+use super::extent::Extent;
 use crate::models::decoder::{DecoderInput, EncoderInput, FastPrefillInput};
 use crate::scheduler::{RequestId, ScheduledRequest, StepPlan};
 use headway_attention::{
@@ -100,6 +101,8 @@ struct GroupBuffers {
     block_size: usize,
     keeps: Keeps,
     non_causal: bool,
+    /// Of the longest request.
+    max_blocks: usize,
     block_table: Persistent<i32>,
     slot_mapping: Persistent<i64>,
 }
@@ -130,6 +133,7 @@ impl InputBuffers {
                         _ => Keeps::Tokens,
                     },
                     non_causal: spec.attention().is_some_and(|a| a.non_causal),
+                    max_blocks: max_model_len.div_ceil(block_size),
                     block_table: Persistent::new(cx, max_num_reqs * max_model_len.div_ceil(block_size))?,
                     slot_mapping: Persistent::new(cx, max_num_tokens)?,
                 })
@@ -166,37 +170,44 @@ impl InputBuffers {
         own.iter().map(|p| p.reallocs()).sum::<usize>() + groups.sum::<usize>() + masks
     }
 
-    /// Writes this step's inputs; the common metadata goes into `commons`, one a KV cache group.
+    /// Writes this step's inputs, padded to `extent`; the common metadata goes into `commons`, one a KV cache group.
     pub(super) fn write<'t>(
         &mut self,
         cx: &dyn Exec,
         plan: &StepPlan,
+        extent: Extent,
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
         commons: &mut Vec<CommonAttentionMetadata>,
     ) -> Result<TokenInputs> {
-        let n = plan.num_tokens();
+        let (n, padded) = (plan.num_tokens(), extent.reqs);
         let reqs = &plan.requests;
-        let token_ids = self.token_ids.write(cx, n, |o| {
+        let token_ids = self.token_ids.write(cx, extent.tokens, |o| {
+            o[n..].fill(0);
             o.iter_mut().zip(&plan.token_ids).for_each(|(o, &t)| *o = t as i32);
         });
-        let positions = self.positions.write(cx, n, |o| {
+        let positions = self.positions.write(cx, extent.tokens, |o| {
+            o[n..].fill(0);
             for r in reqs {
                 let first = r.num_computed_tokens;
                 o[r.token_range.clone()].iter_mut().enumerate().for_each(|(i, p)| *p = (first + i) as i32);
             }
         });
-        let logits_rows = self.logits_rows.write(cx, plan.num_logits(), |o| {
+        let logits_rows = self.logits_rows.write(cx, extent.logits, |o| {
+            o[plan.num_logits()..].fill(0);
             let rows = plan.sampled().flat_map(|r| r.token_range.end - r.num_logits()..r.token_range.end);
             o.iter_mut().zip(rows).for_each(|(o, row)| *o = row as i32);
         });
-        let query_start_loc = self.query_start_loc.write_dual(cx, reqs.len() + 1, |o| {
+        let query_start_loc = self.query_start_loc.write_dual(cx, padded + 1, |o| {
+            o.fill(n as i32);
             o[0] = 0;
             o[1..].iter_mut().zip(reqs).for_each(|(o, r)| *o = r.token_range.end as i32);
         });
-        let seq_lens = self.seq_lens.write(cx, reqs.len(), |o| {
+        let seq_lens = self.seq_lens.write(cx, padded, |o| {
+            o[reqs.len()..].fill(0);
             o.iter_mut().zip(reqs).for_each(|(o, r)| *o = r.seq_len() as i32);
         });
-        let bound = reqs.iter().map(|r| r.seq_len() as i32).collect();
+        let mut bound: Vec<i32> = reqs.iter().map(|r| r.seq_len() as i32).collect();
+        bound.resize(padded, 0);
         let (encoder, encoded) = match &mut self.encoder {
             None => (None, None),
             Some(e) => {
@@ -205,15 +216,19 @@ impl InputBuffers {
             }
         };
         let mut inputs = StepInputs::new(query_start_loc, seq_lens, bound)?;
+        inputs.num_actual_tokens = extent.tokens;
         inputs.positions = Some(positions.clone());
         inputs.logits_indices = Some(logits_rows.clone());
-        inputs.is_prefilling = Some(reqs.iter().map(|r| r.is_prefilling).collect());
+        let mut is_prefilling: Vec<bool> = reqs.iter().map(|r| r.is_prefilling).collect();
+        is_prefilling.resize(padded, false);
+        inputs.is_prefilling = Some(is_prefilling);
         if reqs.iter().any(|r| r.bidirectional_ranges.is_some()) {
             let of = |r: &ScheduledRequest| r.bidirectional_ranges.as_deref().map_or(vec![], <[_]>::to_vec);
             inputs.mm_prefix_ranges = Some(reqs.iter().map(of).collect());
         }
         inputs.rswa_prefix_lens = self.prompt_lens.as_mut().map(|lens| {
-            lens.write(cx, reqs.len(), |o| {
+            lens.write(cx, padded, |o| {
+                o[reqs.len()..].fill(0);
                 o.iter_mut().zip(reqs).for_each(|(o, r)| *o = r.num_prompt_tokens as i32);
             })
         });
@@ -228,7 +243,7 @@ impl InputBuffers {
         });
         commons.clear();
         for (index, group) in self.groups.iter_mut().enumerate() {
-            let mut common = group.write(cx, plan, &parts, |id| table(id, index))?;
+            let mut common = group.write(cx, plan, &parts, &extent, |id| table(id, index))?;
             if group.non_causal && causal.is_some() {
                 common.causal_override.clone_from(&causal);
             }
@@ -284,6 +299,7 @@ impl GroupBuffers {
         cx: &dyn Exec,
         plan: &StepPlan,
         parts: &StepParts,
+        extent: &Extent,
         table: impl Fn(RequestId) -> Option<&'t [u32]>,
     ) -> Result<CommonAttentionMetadata> {
         let keeps = self.keeps;
@@ -301,10 +317,12 @@ impl GroupBuffers {
         }
         let size = self.block_size;
         let missing = |id: RequestId| AttentionError::Inputs(format!("request {id} has no block table"));
-        // Rows as wide as this step needs; entries past a request's blocks are the null block.
-        let stride = inputs.max_seq_len.div_ceil(size);
+        // Rows as wide as this step needs, or as a graph was captured with; entries past a request's blocks are the
+        // null block.
+        let stride = if extent.whole_tables { self.max_blocks } else { inputs.max_seq_len.div_ceil(size) };
         let mut error = None;
-        let block_table = self.block_table.write_dual(cx, plan.requests.len() * stride, |o| {
+        let block_table = self.block_table.write_dual(cx, inputs.num_reqs * stride, |o| {
+            o[plan.requests.len() * stride..].fill(0);
             for (row, r) in o.chunks_exact_mut(stride.max(1)).zip(&plan.requests) {
                 let kept = if keeps == Keeps::Encoded { r.encoder_len } else { r.seq_len() };
                 let used = kept.div_ceil(size);
@@ -339,7 +357,11 @@ impl GroupBuffers {
             common.causal_override = Some(Causal::All(false));
             return Ok(common);
         }
-        let slot_mapping = self.slot_mapping.write(cx, plan.num_tokens(), |o| {
+        let slot_mapping = self.slot_mapping.write(cx, extent.tokens, |o| {
+            o[plan.num_tokens()..].fill(SKIP_SLOT);
+            if !extent.writes {
+                return o.fill(SKIP_SLOT);
+            }
             for (i, r) in plan.requests.iter().enumerate() {
                 for (t, o) in o[r.token_range.clone()].iter_mut().enumerate() {
                     *o = slot(row(i), size, r.num_computed_tokens + t).unwrap_or(SKIP_SLOT);

@@ -6,7 +6,7 @@ use crate::{
     models::{ModelPlan, plan::MixerPlan},
     options::EngineOptions,
 };
-use headway_attention::{KvCacheSpec, group::graph::MicroBatching, process::rules::AttnType};
+use headway_attention::{GraphMode, KvCacheSpec, group::graph::MicroBatching, process::rules::AttnType};
 
 /// Limits in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +47,6 @@ impl UsualLimits {
 
 /// Tokens in a block, at least, as far as block tables are reckoned.
 const SMALLEST_BLOCK: usize = 16;
-/// What `--graph-mode` can say.
-const GRAPH_MODES: [&str; 5] = ["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"];
 
 impl Limits {
     /// Asked limits held against the `most` tokens that the model was made for.
@@ -156,17 +154,13 @@ pub fn refuse_what_is_not_there(o: &EngineOptions) -> Result<(), StartupError> {
         return Err(StartupError::NotYet { option, value, supported: "it is with device cpu".into() });
     }
     if let Some(mode) = o.graph_mode.as_deref().filter(|m| !m.eq_ignore_ascii_case("none")) {
-        let known = GRAPH_MODES.iter().any(|m| m.eq_ignore_ascii_case(mode));
-        if cuda && known {
-            let supported = "no graphs are captured on CUDA yet: leave it out or give NONE".into();
-            return Err(StartupError::NotYet { option: "--graph-mode", value: mode.into(), supported });
-        }
-        let why = match known {
-            true => {
+        let why = match mode.parse::<GraphMode>() {
+            Ok(_) if cuda => return Ok(()),
+            Ok(_) => {
                 "is not supported with device cpu, which has no graphs to capture; leave it out or give NONE"
                     .into()
             }
-            false => format!("unknown; there are: {}", GRAPH_MODES.join(", ")),
+            Err(_) => format!("unknown; there are: {}", GraphMode::ALL.map(GraphMode::name).join(", ")),
         };
         return Err(StartupError::Option { option: "--graph-mode", value: mode.into(), why });
     }

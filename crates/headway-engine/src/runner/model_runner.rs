@@ -3,7 +3,9 @@
 
 use super::{
     StartupReport,
+    extent::Extent,
     fast_prefill::FastRows,
+    graphs::CapturedGraphs,
     inputs::{InputBuffers, TokenInputs},
     micro_batches::MicroBatches,
     step_times::{Laps, StepTimes},
@@ -17,6 +19,8 @@ use headway_tensor::{DType, Device, Ops, TensorError, TensorMut};
 
 /// A loaded model with its cache and builders.
 pub struct ModelRunner {
+    // Dropped before what they run on.
+    pub(super) graphs: CapturedGraphs,
     pub(super) ops: Box<dyn Ops>,
     pub(super) decoder: Decoder,
     pub(super) groups: Vec<AttentionGroup>,
@@ -45,9 +49,15 @@ impl ModelRunner {
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
     ) -> Result<&mut [f32], ModelError> {
         let mut laps = Laps::start();
-        let (tokens, cut) = self.prepare(plan, table, &mut laps)?;
+        let graph = self.graphs.dispatch(plan);
+        let extent = graph.map_or_else(|| Extent::of(plan), |(_, extent)| extent);
+        let (tokens, cut) = self.prepare(plan, table, extent, false, &mut laps)?;
         let cx = &*self.ops;
-        let logits = if cut {
+        let logits = if let Some((index, _)) = graph {
+            self.graphs.replay(index, &self.step)?;
+            self.times.replayed += 1;
+            self.decoder.replayed(extent.tokens, extent.logits)?.rows(0..plan.num_logits())?
+        } else if cut {
             let mut rows = 0;
             for (part, step) in self.micro.parts() {
                 rows += self.decoder.forward_part(cx, &part.decoder(), step, &mut self.kv, rows)?;
@@ -56,8 +66,9 @@ impl ModelRunner {
         } else {
             self.decoder.forward(cx, &tokens.decoder(), &self.step, &mut self.kv)?
         };
-        let logits = on_host(cx, logits, &mut self.host_rows)?;
         laps.lap(&mut self.times.forward);
+        let logits = on_host(cx, logits, &mut self.host_rows)?;
+        laps.lap(&mut self.times.wait);
         self.times.steps += 1;
         Ok(logits)
     }
@@ -70,26 +81,27 @@ impl ModelRunner {
     pub fn encode(&mut self, plan: &StepPlan) -> Result<&mut [f32], ModelError> {
         let mut laps = Laps::start();
         // Start-up refuses micro-batches for such models: all their steps run whole.
-        let (tokens, _) = self.prepare(plan, |_, _| None, &mut laps)?;
+        let (tokens, _) = self.prepare(plan, |_, _| None, Extent::of(plan), false, &mut laps)?;
         let states = self.decoder.encode(&*self.ops, &tokens.decoder(), &self.step, &mut self.kv)?;
-        let states = on_host(&*self.ops, states, &mut self.host_rows)?;
         laps.lap(&mut self.times.forward);
+        let states = on_host(&*self.ops, states, &mut self.host_rows)?;
+        laps.lap(&mut self.times.wait);
         self.times.steps += 1;
         Ok(states)
     }
 
-    /// Writes a step's inputs and builds every group's metadata, in parts where the step is cut: whether it is.
-    fn prepare<'t>(
+    /// Writes a step's inputs and builds every group's metadata, in parts where the step is cut: whether it is. `capture`:
+    /// metadata that a graph is recorded with.
+    pub(super) fn prepare<'t>(
         &mut self,
         plan: &StepPlan,
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
+        extent: Extent,
+        capture: bool,
         laps: &mut Laps,
     ) -> Result<(TokenInputs, bool), ModelError> {
-        // Metadata holds views of the input buffers: dropped first, so that these can be recycled.
-        self.step.clear();
-        self.micro.clear();
-        self.commons.clear();
-        let mut tokens = self.inputs.write(&*self.ops, plan, table, &mut self.commons)?;
+        self.drop_step();
+        let mut tokens = self.inputs.write(&*self.ops, plan, extent, table, &mut self.commons)?;
         laps.lap(&mut self.times.inputs);
         let (cx, groups) = (&*self.ops, &mut self.groups);
         let cut = self.micro.cut(cx, groups, &tokens, &self.commons)?;
@@ -97,10 +109,17 @@ impl ModelRunner {
             if let Some(fast) = &mut self.fast {
                 fast.attach(cx, &mut self.commons, &mut tokens)?;
             }
-            build_step(groups, cx, &self.commons, 0, false, &mut self.step)?;
+            build_step(groups, cx, &self.commons, 0, capture, &mut self.step)?;
         }
         laps.lap(&mut self.times.metadata);
         Ok((tokens, cut))
+    }
+
+    /// Metadata holds views of the input buffers: dropped before these are written, so that they can be recycled.
+    pub(super) fn drop_step(&mut self) {
+        self.step.clear();
+        self.micro.clear();
+        self.commons.clear();
     }
 
     /// Steps that ran in micro-batches since start-up.

@@ -9,7 +9,9 @@ use super::{
     fast_prefill::SharingLayers,
     micro_batches::builder_bytes,
     needs,
-    report::{CodedOutputReport, GraphModeReport, GroupReport, RefusedReport, SharedCacheReport},
+    report::{
+        CodedOutputReport, GraphModeReport, GroupReport, LoweringReport, RefusedReport, SharedCacheReport,
+    },
     startup::Decided,
 };
 use crate::{
@@ -20,7 +22,10 @@ use crate::{
 };
 use headway_attention::{
     AttentionGroup, AttentionGroupPlan, AttnLayer, KvCacheSpec,
-    group::{graph::MicroBatching, kv::page::RequestLimits},
+    group::{
+        graph::{GraphResolution, Lowering, MicroBatching},
+        kv::page::RequestLimits,
+    },
     process::select::Refused,
 };
 
@@ -45,16 +50,12 @@ pub(super) fn report(
             .map(|g| group(g, &selections[first_layer(g)].refused, &layers))
             .collect(),
         kv_cache_layout: cache.layout.to_string(),
-        graph_mode: GraphModeReport {
-            requested: options.graph_mode.clone(),
-            in_force: "NONE".into(),
-            lowerings: vec![],
-        },
         ..StartupReport::default()
     };
     r.warnings = selections.iter().flat_map(|s| s.warnings.iter().cloned()).collect();
     r.warnings.extend(cache.warnings.iter().chain(&facts.warnings).cloned());
     r.warnings.dedup();
+    graph_mode(&mut r, options.graph_mode.clone(), &decided.graph);
     if options.load_format == LoadFormat::Dummy {
         r.warnings.push("--load-format dummy: the weights are random; the answers mean nothing".into());
     }
@@ -193,7 +194,11 @@ fn options_in_force(
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
     r.option("backend_per_kind", asked.clone(), asked.unwrap_or_else(|| "none".into()), "");
-    r.option("graph_mode", o.graph_mode.clone(), "NONE", device.no_graphs);
+    let why = match device.place.is_host() {
+        true => "the CPU has no graphs to capture",
+        false => "what the backends allow of the default",
+    };
+    r.option("graph_mode", o.graph_mode.clone(), decided.graph.mode, why);
     let asked = o.batch_invariant.then(|| "true".to_owned());
     r.option("batch_invariant", asked, o.batch_invariant, "the default");
     micro_batches(r, o, &limits.micro_batching);
@@ -224,6 +229,23 @@ fn options_in_force(
     r.option("threads", text(o.threads), device.threads, &device.threads_because);
     r.option("tp", text(o.tensor_parallel), 1, "the default");
     r.option("dcp", text(o.decode_context_parallel), 1, "the default");
+}
+
+/// The graph mode's way from asked to in force; each step down is a warning.
+pub(crate) fn graph_mode(r: &mut StartupReport, requested: Option<String>, graph: &GraphResolution) {
+    let words = |l: &Lowering| format!("{}; graph mode is {} instead of {}", l.because, l.to, l.from);
+    r.warnings.extend(graph.lowerings.iter().map(words));
+    let lowering = |l: &Lowering| LoweringReport {
+        from: l.from.to_string(),
+        to: l.to.to_string(),
+        because: l.because.clone(),
+    };
+    r.graph_mode = GraphModeReport {
+        requested,
+        in_force: graph.mode.to_string(),
+        lowerings: graph.lowerings.iter().map(lowering).collect(),
+        captured: None,
+    };
 }
 
 /// How steps are cut.

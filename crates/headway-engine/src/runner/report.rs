@@ -128,6 +128,22 @@ pub struct GraphModeReport {
     pub in_force: String,
     /// Each step down.
     pub lowerings: Vec<LoweringReport>,
+    /// What start-up captured; `None`: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub captured: Option<CaptureReport>,
+}
+
+/// The graphs that were captured at start-up.
+#[derive(Clone, Debug, Default, Serialize, PartialEq)]
+pub struct CaptureReport {
+    /// Tokens of each, ascending.
+    pub sizes: Vec<usize>,
+    /// Kernels, copies and fills of the largest.
+    pub nodes: usize,
+    /// How long it took, the runs before each capture included.
+    pub seconds: f64,
+    /// Bytes of the device's memory that it took.
+    pub bytes: u64,
 }
 
 /// One step down of the graph mode.

@@ -8,6 +8,10 @@ use super::{
     devices::{self, OpenDevice},
     facts::Facts,
     fast_prefill::{FastRows, SharingLayers},
+    graphs::{
+        CapturedGraphs,
+        mode::{self, ModeRequest},
+    },
     inputs::InputBuffers,
     limits::{self, Limits},
     micro_batches::{self, MicroBatches},
@@ -29,8 +33,9 @@ use crate::{
     speculation::LookupSizes,
 };
 use headway_attention::{
-    AttentionError, AttentionGroup, AttnLayer, BuilderPlan, DynBackend, ErasedConfig, KvBuf, KvCacheSpec,
-    KvPool, LayerArgs, LayerKernel, StepMetadata,
+    AttentionError, AttentionGroup, AttnLayer, BuilderPlan, DynBackend, ErasedConfig, GraphMode, KvBuf,
+    KvCacheSpec, KvPool, LayerArgs, LayerKernel, StepMetadata,
+    group::graph::{GraphPlan, GraphResolution},
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
@@ -55,6 +60,10 @@ pub(crate) struct Decided {
     pub kv_dtype: DType,
     pub blocks: BlockSizes,
     pub cache: KvCachePlan,
+    /// The graph mode, with its lowerings.
+    pub graph: GraphResolution,
+    /// The shapes to capture in it; `None`: none.
+    pub shapes: Option<GraphPlan>,
     /// Why no beginnings are shared.
     pub unshared: Option<&'static str>,
     pub prefix_caching: bool,
@@ -83,6 +92,7 @@ impl Startup {
         let report = report(&facts, files, options, &device, &decided);
         let mut runner = assemble(device, decoder, &decided, report)?;
         runner.profile_run(&decided)?;
+        runner.capture_graphs(&decided, progress)?;
         Ok(Self { runner, decided })
     }
 }
@@ -145,6 +155,20 @@ pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> R
     speculation::check_builders(limits.num_speculative_tokens, builders.iter().map(|(n, p)| (*n, p)))?;
     fit_builders(&builders, available)?;
     micro_batches::fit(&limits.micro_batching, builders.iter().map(|(_, p)| p), available)?;
+    let plans: Vec<BuilderPlan> = builders.iter().map(|(_, p)| p.clone()).collect();
+    let asked = options.graph_mode.as_deref().map(str::parse::<GraphMode>).transpose()?;
+    let graph = mode::resolve(
+        &cache,
+        plans.iter(),
+        &ModeRequest {
+            platform: place.platform,
+            asked,
+            decode_query_len: 1 + limits.num_speculative_tokens,
+            max_num_reqs: limits.max_num_reqs,
+            num_blocks: Some(cache.num_blocks),
+        },
+    )?;
+    let shapes = (graph.mode != GraphMode::None).then(|| mode::shapes(graph.mode, &limits, &cache, &plans));
     let scheduler = SchedulerConfig {
         max_num_batched_tokens: limits.max_num_tokens,
         max_num_seqs: limits.max_num_reqs,
@@ -174,6 +198,8 @@ pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> R
         kv_dtype,
         blocks,
         cache,
+        graph,
+        shapes,
         unshared,
         prefix_caching,
         lookup,
@@ -341,6 +367,7 @@ fn assemble(
         micro: MicroBatches::new(cx, l.micro_batching, reqs, logits, &step, sharing)?,
         fast: sharing.map(|s| FastRows::new(cx, s, reqs, logits)).transpose()?,
         step,
+        graphs: CapturedGraphs::default(),
         ops: device.ops,
         host_rows: vec![],
         commons: vec![],

@@ -1,20 +1,25 @@
-//! Where the time of steps goes: a few readings of the clock a step, summed since start-up.
+//! Where the time of steps goes: a few readings of the clock a step, summed since start-up. On a device the host queues a
+//! step and then waits for it: what it costs the host is all but `wait`.
 
 use std::time::{Duration, Instant};
 
-/// Sums over all steps. Everything but `forward` is what a step costs outside the model.
+/// Sums over all steps. Everything but `forward` and `wait` is what a step costs outside the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Steps that ran.
     pub steps: u64,
+    /// Those of them that were replays of captured graphs.
+    pub replayed: u64,
     /// Choosing requests and handing out pages.
     pub schedule: Duration,
     /// Writing token ids, positions, lengths, block tables and slot mappings.
     pub inputs: Duration,
     /// Every attention group's metadata.
     pub metadata: Duration,
-    /// The model, attention included.
+    /// The model, attention included; on a device queueing it.
     pub forward: Duration,
+    /// On a device: waiting for what it gives, and copying that.
+    pub wait: Duration,
     /// Choosing tokens, their text, and the scheduler's bookkeeping.
     pub sample: Duration,
 }
@@ -24,10 +29,12 @@ impl StepTimes {
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             steps: self.steps.saturating_sub(earlier.steps),
+            replayed: self.replayed.saturating_sub(earlier.replayed),
             schedule: self.schedule.saturating_sub(earlier.schedule),
             inputs: self.inputs.saturating_sub(earlier.inputs),
             metadata: self.metadata.saturating_sub(earlier.metadata),
             forward: self.forward.saturating_sub(earlier.forward),
+            wait: self.wait.saturating_sub(earlier.wait),
             sample: self.sample.saturating_sub(earlier.sample),
         }
     }

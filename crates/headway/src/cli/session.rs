@@ -34,7 +34,7 @@ pub fn warnings(r: &StartupReport) {
     }
 }
 
-/// Finds the model and has `open` open it, with a bar of its layers.
+/// Finds the model and has `open` open it, with a bar of its layers, and then of the graphs that are captured.
 pub fn open_with<E>(
     args: &EngineArgs,
     registry: Registry,
@@ -60,7 +60,7 @@ pub fn open_with<E>(
 
 /// Hidden where standard error is not a terminal.
 fn layer_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("loading {bar:30} layer {pos}/{len}");
+    let style = ProgressStyle::with_template("opening {bar:30} {pos}/{len}");
     ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr())
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
@@ -97,7 +97,19 @@ pub fn print_report(r: &StartupReport) {
         mib(r.memory.activations_bytes),
         mib(r.memory.metadata_bytes)
     );
-    note!("graphs     {}", r.graph_mode.in_force);
+    match &r.graph_mode.captured {
+        None => note!("graphs     {}", r.graph_mode.in_force),
+        Some(c) => note!(
+            "graphs     {}: {} of {} to {} tokens, {} nodes in the largest, captured in {:.2} s, {}",
+            r.graph_mode.in_force,
+            c.sizes.len(),
+            c.sizes.first().unwrap_or(&0),
+            c.sizes.last().unwrap_or(&0),
+            c.nodes,
+            c.seconds,
+            mib(c.bytes)
+        ),
+    }
     for (name, o) in &r.options {
         if let Some(because) = o.because.as_ref().filter(|b| *b != "the default") {
             let asked = o.requested.as_deref().unwrap_or("not asked");

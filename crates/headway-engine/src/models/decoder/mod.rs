@@ -257,6 +257,16 @@ impl Decoder {
         Ok(rows.len())
     }
 
+    /// The logits of a recorded step of `tokens` rows that was replayed: as [`Decoder::forward`] returns them.
+    ///
+    /// # Errors
+    /// More rows than a step can want.
+    pub fn replayed(&mut self, tokens: usize, logits: usize) -> Result<TensorMut<'_>, ModelError> {
+        self.rows.first_layer += tokens as u64;
+        self.rows.last_layer += tokens as u64;
+        Ok(self.buffers.logits.view_mut_as(&[logits, self.plan.vocab_size])?)
+    }
+
     /// Runs one step of a model that gives hidden states, and returns those of every token, normed where the
     /// model does so: `[num_tokens, hidden_size]`.
     ///

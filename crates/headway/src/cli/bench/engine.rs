@@ -41,10 +41,15 @@ pub struct Percentiles {
 #[derive(Serialize, Debug)]
 pub struct StepCost {
     steps: u64,
+    /// Replays of captured graphs among them.
+    replayed: u64,
     schedule_us: f64,
     inputs_us: f64,
     metadata_us: f64,
+    /// On a device: queueing the model, or launching its graph.
     forward_us: f64,
+    /// On a device: waiting for the logits, and copying them.
+    wait_us: f64,
     sample_us: f64,
 }
 
@@ -55,6 +60,7 @@ pub struct Line {
     peer: &'static str,
     model: String,
     device: String,
+    graph_mode: String,
     #[serde(flatten)]
     load: LoadLine,
     load_s: f64,
@@ -113,6 +119,7 @@ pub fn run(engine: &mut LlmEngine, load: Load) -> Result<Line, CliError> {
         peer: "headway",
         model: engine.report().model.clone(),
         device: engine.report().device.clone(),
+        graph_mode: engine.report().graph_mode.in_force.clone(),
         load_s: engine.load_time().as_secs_f64(),
         total_s: total,
         prefill_tokens_per_s: rate(load.prompt_len * load.requests, prefill_s),
@@ -190,10 +197,12 @@ fn cost(t: &StepTimes) -> StepCost {
     let us = |d: Duration| d.as_secs_f64() * 1e6 / t.steps.max(1) as f64;
     StepCost {
         steps: t.steps,
+        replayed: t.replayed,
         schedule_us: us(t.schedule),
         inputs_us: us(t.inputs),
         metadata_us: us(t.metadata),
         forward_us: us(t.forward),
+        wait_us: us(t.wait),
         sample_us: us(t.sample),
     }
 }
@@ -230,8 +239,22 @@ impl std::fmt::Display for Line {
         write!(
             f,
             "{:<22} {:>10.0} us in the model; outside it: schedule {:.1}, inputs {:.1}, metadata {:.1}, sampling {:.1} us ({} steps)",
-            "a step", s.forward_us, s.schedule_us, s.inputs_us, s.metadata_us, s.sample_us, s.steps
+            "a step",
+            s.forward_us + s.wait_us,
+            s.schedule_us,
+            s.inputs_us,
+            s.metadata_us,
+            s.sample_us,
+            s.steps
         )?;
+        if s.wait_us >= 1.0 {
+            write!(
+                f,
+                "\n{:<22} {:>10.1} us queueing the model, then {:.1} us until its logits are here; {} of {} steps replayed \
+                 graphs ({})",
+                "the host's part", s.forward_us, s.wait_us, s.replayed, s.steps, self.graph_mode
+            )?;
+        }
         if let Some(s) = &self.speculation {
             write!(f, "\n{:<22} {s}", "speculation")?;
         }

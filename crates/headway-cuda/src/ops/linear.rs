@@ -50,7 +50,10 @@ fn own(dtype: WeightType) -> DType {
 }
 
 /// The type of the stacked matrix.
-fn chosen(parts: &[LinearPart], compute: Option<DType>) -> Result<DType> {
+pub(super) fn chosen<'a>(
+    parts: impl IntoIterator<Item = &'a LinearPart>,
+    compute: Option<DType>,
+) -> Result<DType> {
     match compute {
         Some(dtype) if dtype.is_compute_float() => Ok(dtype),
         Some(found) => {
@@ -58,7 +61,7 @@ fn chosen(parts: &[LinearPart], compute: Option<DType>) -> Result<DType> {
             Err(TensorError::WrongDType { what: "linear layer", found, supported }.into())
         }
         None => {
-            let mut all = parts.iter().map(|p| own(p.weight.dtype()));
+            let mut all = parts.into_iter().map(|p| own(p.weight.dtype()));
             let first = all.next().unwrap_or(DType::BF16);
             // Of several types the one that holds them all; bfloat16 and float16 are held by float32 alone.
             Ok(if all.all(|d| d == first) { first } else { DType::F32 })
@@ -112,7 +115,7 @@ impl CudaLinear {
     }
 }
 
-fn check(part: &LinearPart, n_in: usize) -> Result<()> {
+pub(super) fn check(part: &LinearPart, n_in: usize) -> Result<()> {
     let w = &part.weight;
     if w.shape().len() != 2 || w.cols() != n_in {
         return Err(CudaError::Argument(format!(
@@ -133,7 +136,7 @@ fn check(part: &LinearPart, n_in: usize) -> Result<()> {
     }
 }
 
-fn alloc(cx: &CudaExec, bytes: usize) -> Result<Arc<dyn DeviceMem>> {
+pub(super) fn alloc(cx: &CudaExec, bytes: usize) -> Result<Arc<dyn DeviceMem>> {
     cx.alloc(bytes)?.ok_or_else(|| CudaError::Argument("no device memory".into()))
 }
 
@@ -151,7 +154,7 @@ fn bias(cx: &CudaExec, parts: &[LinearPart], n_out: usize, dtype: DType) -> Resu
 }
 
 /// Copies a weight to the device in this type, from byte `at` on. A failure is kept by `cx`.
-fn put(cx: &CudaExec, to: &Arc<dyn DeviceMem>, at: usize, w: &Weight, dtype: DType) {
+pub(super) fn put(cx: &CudaExec, to: &Arc<dyn DeviceMem>, at: usize, w: &Weight, dtype: DType) {
     let plain = !matches!(w.dtype(), WeightType::Quant(_));
     if plain && own(w.dtype()) == dtype && cfg!(target_endian = "little") {
         cx.upload(to, at, w.bytes().as_slice());

@@ -4,18 +4,20 @@
 //! Indices (token ids, rows, positions) are read by kernels: one that is out of range is an error from the next call
 //! that waits for the device or is made after it. The checks and launches are in `kernels::ops`. Not for attention.
 
+mod experts;
 mod linear;
 
+pub(crate) use experts::{CudaExpertBuffers, CudaExperts, Matrices};
 pub use linear::CudaLinear;
 
 use crate::{
     CudaExec,
     device::CudaError,
-    kernels::ops::{codes, elementwise, gated, gather, linear as product, norm, rope},
+    kernels::ops::{codes, elementwise, experts as mixture, gated, gather, linear as product, norm, rope},
 };
 use headway_tensor::{
-    Activation, DType, GatedNorm, Linear, LinearPart, Ops, Result, RopeStyle, RowQuant, Tensor, TensorMut,
-    TensorRef, View,
+    Activation, DType, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, GatedNorm, Linear, LinearPart, Ops,
+    Result, RopeStyle, RowQuant, Tensor, TensorMut, TensorRef, View,
 };
 use std::{any::Any, sync::Arc};
 
@@ -107,5 +109,31 @@ impl Ops for CudaExec {
 
     fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()> {
         Ok(elementwise::scale_and_cap(self, x, factor, cap)?)
+    }
+
+    /// In bfloat16 or float16; blocks of GGUF become bfloat16.
+    fn load_experts(&self, spec: ExpertsSpec, compute: Option<DType>) -> Result<Box<dyn Experts>> {
+        Ok(Box::new(CudaExperts::load(self, spec, compute)?))
+    }
+
+    fn expert_buffers(&self, limits: ExpertLimits, max_tokens: usize) -> Result<Box<dyn ExpertBuffers>> {
+        Ok(Box::new(CudaExpertBuffers::new(self, limits, max_tokens)?))
+    }
+
+    /// x and out in the weights' type, logits in float32.
+    fn mixture_of_experts(
+        &self,
+        experts: &dyn Experts,
+        x: TensorRef<'_>,
+        logits: TensorRef<'_>,
+        buffers: &mut dyn ExpertBuffers,
+        accumulate: bool,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        let foreign =
+            |what| CudaError::Argument(format!("a mixture of experts: {what} of another device than CUDA"));
+        let experts = (experts as &dyn Any).downcast_ref().ok_or_else(|| foreign("experts"))?;
+        let buffers = (buffers as &mut dyn Any).downcast_mut().ok_or_else(|| foreign("buffers"))?;
+        Ok(mixture::run(self, experts, x, logits, buffers, accumulate, out)?)
     }
 }

@@ -1,6 +1,7 @@
 //! The operations against float64 on the host: random rows of odd and even widths, strided views, poisoned outputs.
 
 mod elementwise;
+mod experts;
 mod linear;
 mod norm;
 mod rows;
@@ -29,4 +30,11 @@ pub const TESTS: &[Test] = &[
     ("ops::linear_of_blocks", linear::blocks),
     ("ops::linear_captured", linear::captured),
     ("ops::linear_batch_invariant", linear::batch_invariant),
+    ("ops::experts", experts::rules_and_activations),
+    ("ops::experts_of_odd_shapes", experts::shapes),
+    ("ops::experts_that_all_rows_choose", experts::skewed),
+    ("ops::experts_batch_invariant", experts::a_row_is_its_own),
+    ("ops::experts_in_columns", experts::accumulated_in_columns),
+    ("ops::experts_captured", experts::captured),
+    ("ops::experts_refusals", experts::refusals),
 ];

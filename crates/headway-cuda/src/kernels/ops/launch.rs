@@ -47,7 +47,8 @@ pub(super) struct Op {
 }
 
 impl Op {
-    fn kernel(&self, cx: &CudaExec, wide: bool) -> Result<Arc<Kernel>> {
+    /// The kernel, loaded.
+    pub fn kernel(&self, cx: &CudaExec, wide: bool) -> Result<Arc<Kernel>> {
         let entry = self.entries[usize::from(!wide)];
         let key = (entry, self.dtype, self.table);
         if let Some(kernel) = cx.op_kernels.0.borrow().get(&key) {

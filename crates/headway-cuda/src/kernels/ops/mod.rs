@@ -4,6 +4,7 @@ mod activation;
 pub(crate) mod argmax;
 pub(crate) mod codes;
 pub(crate) mod elementwise;
+pub(crate) mod experts;
 pub(crate) mod gated;
 pub(crate) mod gather;
 mod gemm;
@@ -47,5 +48,6 @@ pub fn specs() -> Result<Vec<KernelSpec>> {
         gather.defines.push(("TABLE", number(table)?));
         all.push(gather);
     }
+    all.extend(experts::specs()?);
     Ok(all)
 }

@@ -1,5 +1,5 @@
-//! Activations of a step, `[max_num_tokens, width]` each, in one type but for the logits, which are float32. Sized once for the widest
-//! layer of the plan; a step takes views.
+//! Activations of a step, `[max_num_tokens, width]` each, in one type but for logits, of tokens and of experts, which are
+//! float32. Sized once for the widest layer of the plan; a step takes views.
 
 use super::StepLimits;
 use crate::models::{
@@ -29,7 +29,7 @@ pub(super) struct Buffers {
     pub codes: Tensor,
     pub gate_up: Tensor,
     pub gated: Tensor,
-    /// Logits of experts.
+    /// Logits of experts, float32: one that rounds to another expert is another answer.
     pub router: Tensor,
     /// What experts work in, where there are any.
     pub experts: Option<Box<dyn ExpertBuffers>>,
@@ -130,7 +130,7 @@ impl Buffers {
             codes: Tensor::zeros(ops, DType::F8E4M3, &[if coded { n } else { 0 }, w.heads])?,
             gate_up: zeros(n, w.gate_up)?,
             gated: zeros(n, w.gated)?,
-            router: zeros(n, w.router)?,
+            router: Tensor::zeros(ops, DType::F32, &[n, w.router])?,
             experts: plan.expert_limits().map(|l| ops.expert_buffers(l, n)).transpose()?,
             per_layer: zeros(n, per_layer)?,
             per_token: zeros(n, per_layer)?,

@@ -6,14 +6,14 @@ use crate::models::{
     plan::{ExpertWeights, ExpertsPlan, LinearPlan, StackedPlan},
 };
 use headway_tensor::{
-    DType, ExpertParts, Experts, ExpertsSpec, Linear, LinearPart, SharedBytes, TensorError, Weight,
-    WeightType,
+    ExpertParts, Experts, ExpertsSpec, Linear, LinearPart, SharedBytes, TensorError, Weight, WeightType,
 };
 use std::{sync::Arc, time::Instant};
 
 impl Loader<'_> {
-    /// A router. It keeps the file's type and computes in float32, whatever `--dtype` says: one logit that rounds
-    /// to another expert is another answer.
+    /// A router. Its logits are float32, whatever `--dtype` says: one that rounds to another expert is another answer.
+    /// Where activations are float32 it keeps the file's type and computes in float32; a device whose activations are
+    /// narrow takes its weights in their type, and adds up in float32.
     pub fn router(&self, plan: &LinearPlan) -> Result<Arc<dyn Linear>, ModelError> {
         let part = |p: &crate::models::plan::LinearPartPlan| {
             let weight = self.weight(&p.weight, &[p.out_features, plan.in_features])?;
@@ -22,7 +22,7 @@ impl Loader<'_> {
         };
         let parts = plan.parts.iter().map(part).collect::<Result<Vec<_>, ModelError>>()?;
         let start = Instant::now();
-        let layer = self.ops.load_linear(parts, Some(DType::F32))?;
+        let layer = self.ops.load_linear(parts, Some(self.activations))?;
         self.took(layer.bytes(), start);
         Ok(layer)
     }

@@ -63,6 +63,19 @@ pub enum EmbedError {
         /// Ids there are.
         vocab_size: usize,
     },
+    /// Numbers that are none.
+    #[error(
+        "input {index}: {count} of {width} numbers of its vector are NaN or infinite: the model's numbers broke down; check the \
+         weights"
+    )]
+    NotFinite {
+        /// Its place among the inputs.
+        index: usize,
+        /// Such numbers.
+        count: usize,
+        /// Numbers of a vector.
+        width: usize,
+    },
     /// Text for a model without a tokenizer, or that it can't express.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -228,6 +241,10 @@ impl Embedder {
         for r in &plan.requests {
             let rows = &states[r.token_range.start * width..r.token_range.end * width];
             let mut vector = pool(rows, width, self.pooling);
+            let count = vector.iter().filter(|x| !x.is_finite()).count();
+            if count > 0 {
+                return Err(EmbedError::NotFinite { index: vectors.len(), count, width });
+            }
             if self.normalize {
                 normalize(&mut vector);
             }

@@ -162,6 +162,15 @@ fn configs_that_can_not_be() {
         ("rope_theta", json!(0), "rope_theta is 0; a number above 0 is needed"),
         ("rope_scaling", json!(5), "rope_scaling is 5"),
         ("rope_scaling", json!({"type": "ntk", "factor": 2}), "rope scaling of type ntk is not supported"),
+        (
+            "rope_scaling",
+            json!({"rope_type": 7, "factor": 2}),
+            "rope_scaling.rope_type is 7; a string is needed",
+        ),
+        ("rope_scaling", json!({"type": []}), "rope_scaling.rope_type is []; a string is needed"),
+        ("rope_scaling", json!({"factor": 2}), "rope_scaling.rope_type is missing, and factor is given"),
+        ("rope_parameters", json!({"rope_type": true}), "rope_parameters.rope_type is true; a string"),
+        ("rope_theta", json!(1e-320), "a number above 0 is needed"),
         ("rope_scaling", json!({"type": "yarn"}), "rope_scaling.factor is missing for type yarn"),
         (
             "rope_scaling",

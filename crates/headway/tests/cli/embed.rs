@@ -1,6 +1,6 @@
 //! `embed`: vectors as JSON lines, and what is refused.
 
-use super::support::{file, finish, headway, llama};
+use super::support::{Copy, file, finish, headway, llama};
 use headway_testkit::testdata;
 use std::path::Path;
 
@@ -22,6 +22,19 @@ fn a_vector_of_length_one_or_as_it_comes() {
     assert!((length(&unit) - 1.0).abs() < 1e-5 && (length(&raw) - 1.0).abs() > 1e-2);
     assert!(unit.iter().zip(&raw).all(|(u, r)| (u * length(&raw) - r).abs() < 1e-5));
     assert_ne!(vector(&["--pooling", "first"]), unit);
+}
+
+#[test]
+fn numbers_that_broke_down_are_no_vector() {
+    let copy = Copy::of(&testdata::model_dir("tiny-bert").unwrap());
+    let mut bytes = copy.read("model.safetensors");
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header..].fill(0xff);
+    copy.write("model.safetensors", &bytes);
+    for more in [&[][..], &["--no-normalize"]] {
+        let args = [&["--prompt-ids", "5,6"], more].concat();
+        embed(copy.path(), &args).refused(&["input 0", "NaN", "check the weights"]);
+    }
 }
 
 #[test]

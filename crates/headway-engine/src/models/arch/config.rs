@@ -175,14 +175,15 @@ impl<'a> ConfigReader<'a> {
         };
         let theta = field("rope_theta")?.unwrap_or(default_theta);
         let partial = field("partial_rotary_factor")?.unwrap_or(1.0);
-        let kind = parameters.and_then(|p| p.get("rope_type")).and_then(Value::as_str);
+        let kind = match parameters {
+            Some(p) if p.is_object() => self.rope_type("rope_parameters", p)?,
+            _ => None,
+        };
         if kind == Some("proportional") {
             return self.proportional(theta, head_size, partial, field("factor")?.unwrap_or(1.0));
         }
         let rotary_dim = (head_size as f64 * partial) as usize;
-        if theta <= 0.0 {
-            return Err(self.error("rope_theta", format!("is {theta}; a number above 0 is needed")));
-        }
+        self.base("rope_theta", theta)?;
         if rotary_dim < 2 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_size {
             return Err(self.bad_part(partial, rotary_dim, head_size));
         }
@@ -195,6 +196,29 @@ impl<'a> ConfigReader<'a> {
             return Err(self.error("rope_theta", format!("is {theta}; YaRN needs one above 1")));
         }
         Ok(RopePlan { theta, rotary_dim, style: RopeStyle::Halves, scaling })
+    }
+
+    /// The base of frequencies: above 0, and so far that its inverse is a number.
+    pub fn base(&self, field: &str, theta: f64) -> Result<(), ModelError> {
+        match theta > 0.0 && theta.recip().is_finite() {
+            true => Ok(()),
+            false => Err(self.error(field, format!("is {theta:e}; a number above 0 is needed"))),
+        }
+    }
+
+    /// The kind of a scaling; `None`: none is named, and nothing that only a scaling has.
+    fn rope_type<'v>(&self, field: &str, v: &'v Value) -> Result<Option<&'v str>, ModelError> {
+        let name = format!("{field}.rope_type");
+        match v.get("rope_type").or_else(|| v.get("type")).filter(|t| !t.is_null()) {
+            Some(Value::String(kind)) => Ok(Some(kind)),
+            Some(other) => Err(self.error(&name, format!("is {other}; a string is needed"))),
+            None => match ["factor", "long_factor", "short_factor"].iter().find(|f| v.get(**f).is_some()) {
+                Some(f) => {
+                    Err(self.error(&name, format!("is missing, and {f} is given; name the kind of scaling")))
+                }
+                None => Ok(None),
+            },
+        }
     }
 
     fn bad_part(&self, partial: f64, rotated: usize, head_size: usize) -> ModelError {
@@ -227,7 +251,7 @@ impl<'a> ConfigReader<'a> {
     }
 
     fn rope_scaling(&self, v: &Value, rotary_dim: usize) -> Result<Option<RopeScaling>, ModelError> {
-        let kind = v.get("rope_type").or_else(|| v.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let kind = self.rope_type("rope_scaling", v)?.unwrap_or("default");
         let number = |name: &str| match v.get(name) {
             Some(x) => self.number(&format!("rope_scaling.{name}"), x),
             None => Err(self.error(&format!("rope_scaling.{name}"), format!("is missing for type {kind}"))),
@@ -338,6 +362,15 @@ impl<'a> ConfigReader<'a> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_base_has_an_inverse() {
+        let of = |theta| ConfigReader::new("config.json", &json!({})).base("rope_local_base_freq", theta);
+        assert!(of(1e4).is_ok() && of(1.0).is_ok());
+        for theta in [0.0, -0.5, 1e-320] {
+            assert!(of(theta).unwrap_err().to_string().contains("rope_local_base_freq is"));
+        }
+    }
 
     #[test]
     fn a_soft_cap_is_a_number_that_can_be_divided_by() {

@@ -206,6 +206,7 @@ pub(super) fn gemma3(c: &ConfigReader<'_>) -> Result<ModelPlan, ModelError> {
     let mut local = c.rope("sliding_attention", s.head_size, 10000.0)?;
     if c.get("rope_parameters").is_none_or(|p| p.get("sliding_attention").is_none()) {
         local.theta = c.opt_f64("rope_local_base_freq")?.unwrap_or(10000.0);
+        c.base("rope_local_base_freq", local.theta)?;
         local.scaling = None;
     }
     gemma(c, &s, vec![full, local], |i, n| {

@@ -237,7 +237,8 @@ pub struct EngineArgs {
     /// encoder, cross.
     #[arg(long, env = "HEADWAY_BACKEND_PER_KIND", value_name = "KIND=NAME")]
     pub backend_per_kind: Option<String>,
-    /// CUDA graphs: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE. [default: NONE on a CPU]
+    /// CUDA graphs: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE. [default:
+    /// FULL_DECODE_ONLY on CUDA, NONE on a CPU]
     #[arg(long, env = "HEADWAY_GRAPH_MODE", value_name = "MODE")]
     pub graph_mode: Option<String>,
     /// The same answer, bit for bit, whatever else runs beside it.

@@ -38,7 +38,7 @@ impl Layer {
             let values = random.values(rows * cols, 2.0 / (cols as f32).sqrt());
             values.into_iter().map(|x| rounded(x, dtype)).collect()
         };
-        let mut bias = |n: usize| if biased { matrix(n, 4) } else { vec![] };
+        let mut bias = |n: usize| if biased { matrix(n, 1) } else { vec![] };
         let biases: Vec<_> = (0..routing.experts).map(|_| (bias(2 * inner), bias(hidden))).collect();
         let experts = biases
             .into_iter()

@@ -307,7 +307,7 @@ fn exit_code_3_where_no_backend_is_valid() {
     let own = finish(headway().arg("explain").arg(config("jamba-v0.1")).arg("--json"));
     assert_eq!(own.code, Some(3));
     assert!(own.object()["warnings"].to_string().contains("headway can't run this JambaForCausalLM"));
-    let own = finish(headway().arg("explain").arg(config("deepseek-v3")).args(["--device", "h100"]));
+    let own = finish(headway().arg("explain").arg(config("llama-3.1-8b")).args(["--device", "sm70"]));
     assert_eq!(own.code, Some(3));
     assert!(own.out.contains("runs on cpu, not on cuda"), "{}", own.out);
     assert!(own.out.contains("compute capability not supported"), "{}", own.out);

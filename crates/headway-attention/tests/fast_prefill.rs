@@ -67,7 +67,7 @@ fn rows_that_cannot_be_aligned_are_refused() {
 
 #[test]
 fn groups_share_the_batch_and_keep_their_tables() {
-    let mut fast = FastPrefill::new(&HostExec, 4, 16);
+    let mut fast = FastPrefill::new(&HostExec, 4, 16).unwrap();
     let first = common(&[3, 7, 8, 9, 10]);
     let other = CommonAttentionMetadata {
         block_table: Dual::from_vec(vec![5, 6, 7, 8]),
@@ -119,7 +119,7 @@ fn layers_of_fast_prefill_are_a_group_that_gets_the_short_batch() -> Result<()> 
     let mut groups = plan.attention_groups.iter().map(of).collect::<Result<Vec<_>>>()?;
     let mut step = StepMetadata::new(plan.group_of_layer.clone());
     let mut commons = [common(&[3, 7, 8, 9, 10])];
-    FastPrefill::new(&HostExec, 4, 16).attach(&HostExec, &mut commons)?;
+    FastPrefill::new(&HostExec, 4, 16)?.attach(&HostExec, &mut commons)?;
     build_step(&mut groups, &HostExec, &commons, 0, false, &mut step)?;
     let tokens =
         |step: &StepMetadata, layer| Ok::<_, AttentionError>(step.layer(AttnLayer(layer))?.num_tokens());

@@ -149,9 +149,7 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
     let blocks = block_size::of_layers(setting, &model.mixers, selections, query.max_model_len)?;
     let caches = setting.caches(&model.mixers, selections, blocks.in_force, query.max_model_len);
     let fast_prefill =
-        SharingLayers::asked(query.asked.engine.kv_sharing_fast_prefill, &model.mixers, &model.architecture);
-    // The other engine takes the option for any model.
-    let fast_prefill = if query.own { fast_prefill? } else { fast_prefill.unwrap_or(None) };
+        SharingLayers::asked(query.asked.engine.kv_sharing_fast_prefill, &model.mixers, &model.architecture)?;
     let limits = CacheLimits {
         num_speculative_tokens: setting.speculative_tokens,
         batch_invariant: setting.batch_invariant,

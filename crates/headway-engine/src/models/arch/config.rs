@@ -202,7 +202,10 @@ impl<'a> ConfigReader<'a> {
     pub fn base(&self, field: &str, theta: f64) -> Result<(), ModelError> {
         match theta > 0.0 && theta.recip().is_finite() {
             true => Ok(()),
-            false => Err(self.error(field, format!("is {theta:e}; a number above 0 is needed"))),
+            false if theta > 0.0 => {
+                Err(self.error(field, format!("is {theta:e}, too near to 0; a number above 0 is needed")))
+            }
+            false => Err(self.error(field, format!("is {theta}; a number above 0 is needed"))),
         }
     }
 

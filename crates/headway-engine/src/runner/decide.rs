@@ -1,5 +1,5 @@
 //! What start-up decides from needs and options alone, before weights or a device: used by
-//! [`startup`](super::startup) to start, and by [`explain`](crate::explain) to tell.
+//! `startup` to start, and by [`explain`](crate::explain) to tell.
 
 use super::StartupError;
 use crate::models::needs::{LayerNeeds, MixerNeeds, Reach, StateDims};

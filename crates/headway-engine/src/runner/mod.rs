@@ -1,4 +1,4 @@
-//! The model runner and its three moments: [`startup`] (once), [`model_runner`] (every step), and the
+//! The model runner and its three moments: `startup` (once), [`model_runner`] (every step), and the
 //! layer, which is the contract's. [`devices`] is the one file that names device crates.
 
 pub mod block_size;

@@ -2,12 +2,12 @@
 
 use headway_cpu::{CpuExec, CpuOptions, Isa};
 use headway_tensor::{
-    Activation, DType, ExpertGroups, ExpertLimits, ExpertParts, ExpertsSpec, GroupScore, LinearPart, Ops,
-    RouterScores, Routing, SharedBytes, TensorMut, TensorRef, Weight, WeightType, quant,
+    Activation, DType, ExpertLimits, ExpertParts, ExpertsSpec, LinearPart, Ops, RouterScores, Routing,
+    SharedBytes, TensorMut, TensorRef, Weight, WeightType, quant,
 };
 use headway_testkit::{
     Rng,
-    reference::experts::{self, Expert},
+    reference::experts::{self, Expert, published_rules},
 };
 use proptest::prelude::*;
 
@@ -133,39 +133,10 @@ fn numbers(rng: &mut Rng, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.normal() as f32).collect()
 }
 
-/// The rules that published models use.
-fn rules() -> Vec<(&'static str, Routing)> {
-    let groups = |count, chosen, score| Some(ExpertGroups { count, chosen, score });
-    let of = Routing::top_k;
-    vec![
-        ("Qwen3-MoE", Routing { renormalize: true, ..of(8, 3, RouterScores::Softmax) }),
-        ("DeepSeek V2 Lite", of(12, 4, RouterScores::Softmax)),
-        (
-            "DeepSeek V2",
-            Routing {
-                groups: groups(4, 2, GroupScore::Best),
-                scale: 16.0,
-                ..of(12, 5, RouterScores::Softmax)
-            },
-        ),
-        (
-            "DeepSeek V3",
-            Routing {
-                groups: groups(4, 2, GroupScore::SumOfTwoBest),
-                renormalize: true,
-                scale: 2.5,
-                ..of(16, 4, RouterScores::Sigmoid)
-            },
-        ),
-        ("gpt-oss", of(8, 2, RouterScores::SoftmaxOfChosen)),
-        ("all of one", of(1, 1, RouterScores::Softmax)),
-    ]
-}
-
 #[test]
 fn every_rule_and_type_against_float64() {
     let mut rng = Rng::new(5);
-    for (name, routing) in rules() {
+    for (name, routing) in published_rules() {
         for (dtype, bias, activation) in [
             (WeightType::F32, false, Activation::Silu),
             (WeightType::BF16, true, SWIGLU),
@@ -199,7 +170,7 @@ fn every_rule_and_type_against_float64() {
 #[test]
 fn every_level_chooses_the_same_and_computes_nearly_the_same() {
     let mut rng = Rng::new(6);
-    for (name, routing) in rules() {
+    for (name, routing) in published_rules() {
         let layer = Layer::new(&mut rng, routing, (64, 32), WeightType::BF16, false);
         let (x, logits) = (numbers(&mut rng, 9 * 64), numbers(&mut rng, 9 * routing.experts));
         let portable = layer.run(&cx(1, Isa::Portable), &x, &logits, 9, None);
@@ -214,7 +185,7 @@ fn every_level_chooses_the_same_and_computes_nearly_the_same() {
 #[test]
 fn what_lies_there_is_added_to_when_asked() {
     let mut rng = Rng::new(7);
-    let layer = Layer::new(&mut rng, rules()[0].1, (32, 32), WeightType::F32, false);
+    let layer = Layer::new(&mut rng, published_rules()[0].1, (32, 32), WeightType::F32, false);
     let cx = cx(1, Isa::Portable);
     let (x, logits) = (numbers(&mut rng, 4 * 32), numbers(&mut rng, 4 * 8));
     let alone = layer.run(&cx, &x, &logits, 4, None);
@@ -242,7 +213,7 @@ fn what_lies_there_is_added_to_when_asked() {
 fn what_does_not_fit_is_refused() {
     let mut rng = Rng::new(8);
     let cx = cx(1, Isa::Portable);
-    let layer = Layer::new(&mut rng, rules()[0].1, (32, 64), WeightType::F32, false);
+    let layer = Layer::new(&mut rng, published_rules()[0].1, (32, 64), WeightType::F32, false);
     let refused = |spec: ExpertsSpec, words: &str| {
         let e = cx.load_experts(spec, None).err().expect("refused").to_string();
         assert!(e.contains(words), "{e}");
@@ -256,7 +227,7 @@ fn what_does_not_fit_is_refused() {
     spec.experts.pop();
     refused(spec, "[8], one an expert");
     let mut spec = layer.spec(true);
-    let other = Layer::new(&mut rng, rules()[0].1, (32, 32), WeightType::F32, false);
+    let other = Layer::new(&mut rng, published_rules()[0].1, (32, 32), WeightType::F32, false);
     spec.experts[3] = other.spec(true).experts.swap_remove(0);
     refused(spec, "expert 3");
     let w = cx.load_experts(layer.spec(true), None).unwrap();
@@ -295,7 +266,7 @@ proptest! {
         threads in 1usize..4,
     ) {
         let mut rng = Rng::new(seed);
-        let (_, routing) = rules().swap_remove(rule);
+        let (_, routing) = published_rules().swap_remove(rule);
         let dtype = [WeightType::F32, WeightType::BF16, WeightType::Quant(quant::QuantFormat::Q4_0)][dtype];
         let layer = Layer::new(&mut rng, routing, (64, 32), dtype, seed.is_multiple_of(2));
         let (x, logits) = (numbers(&mut rng, n * 64), numbers(&mut rng, n * routing.experts));

@@ -3,7 +3,36 @@
 //! Written from the published rules (arXiv 2405.04434 and 2412.19437 for the groups, gpt-oss's model card for its
 //! activation), with sorts where kernels keep lists. Not for speed.
 
-use headway_tensor::{Activation, GroupScore, RouterScores, Routing};
+use headway_tensor::{Activation, ExpertGroups, GroupScore, RouterScores, Routing};
+
+/// The rules that published models use, over few experts, and one that chooses all.
+pub fn published_rules() -> Vec<(&'static str, Routing)> {
+    let groups = |count, chosen, score| Some(ExpertGroups { count, chosen, score });
+    let of = Routing::top_k;
+    vec![
+        ("Qwen3-MoE", Routing { renormalize: true, ..of(8, 3, RouterScores::Softmax) }),
+        ("DeepSeek V2 Lite", of(12, 4, RouterScores::Softmax)),
+        (
+            "DeepSeek V2",
+            Routing {
+                groups: groups(4, 2, GroupScore::Best),
+                scale: 16.0,
+                ..of(12, 5, RouterScores::Softmax)
+            },
+        ),
+        (
+            "DeepSeek V3",
+            Routing {
+                groups: groups(4, 2, GroupScore::SumOfTwoBest),
+                renormalize: true,
+                scale: 2.5,
+                ..of(16, 4, RouterScores::Sigmoid)
+            },
+        ),
+        ("gpt-oss", of(8, 2, RouterScores::SoftmaxOfChosen)),
+        ("all of one", of(1, 1, RouterScores::Softmax)),
+    ]
+}
 
 /// What a token's logits come to.
 #[derive(Clone, Debug, PartialEq)]

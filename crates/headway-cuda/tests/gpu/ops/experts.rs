@@ -10,7 +10,7 @@ use headway_tensor::{
     Activation, DType, ExpertBuffers, ExpertGroups, ExpertLimits, ExpertParts, Experts, ExpertsSpec,
     GroupScore, LinearPart, Ops, RouterScores, Routing, Tensor, Weight,
 };
-use headway_testkit::reference::experts::{self, Expert};
+use headway_testkit::reference::experts::{self, Expert, published_rules};
 
 const TYPES: [DType; 2] = [DType::BF16, DType::F16];
 const SWIGLU: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
@@ -146,41 +146,11 @@ impl Layer {
     }
 }
 
-/// The rules that published models use.
+/// The rules that published models use, and one of more groups than a warp has lanes.
 fn rules() -> Vec<(&'static str, Routing)> {
-    let groups = |count, chosen, score| Some(ExpertGroups { count, chosen, score });
-    let of = Routing::top_k;
-    vec![
-        ("Qwen3-MoE", Routing { renormalize: true, ..of(8, 3, RouterScores::Softmax) }),
-        ("DeepSeek V2 Lite", of(12, 4, RouterScores::Softmax)),
-        (
-            "DeepSeek V2",
-            Routing {
-                groups: groups(4, 2, GroupScore::Best),
-                scale: 16.0,
-                ..of(12, 5, RouterScores::Softmax)
-            },
-        ),
-        (
-            "DeepSeek V3",
-            Routing {
-                groups: groups(4, 2, GroupScore::SumOfTwoBest),
-                renormalize: true,
-                scale: 2.5,
-                ..of(16, 4, RouterScores::Sigmoid)
-            },
-        ),
-        (
-            "40 groups",
-            Routing {
-                groups: groups(40, 35, GroupScore::Best),
-                renormalize: true,
-                ..of(120, 33, RouterScores::Sigmoid)
-            },
-        ),
-        ("gpt-oss", of(8, 2, RouterScores::SoftmaxOfChosen)),
-        ("all of one", of(1, 1, RouterScores::Softmax)),
-    ]
+    let groups = Some(ExpertGroups { count: 40, chosen: 35, score: GroupScore::Best });
+    let many = Routing { groups, renormalize: true, ..Routing::top_k(120, 33, RouterScores::Sigmoid) };
+    published_rules().into_iter().chain([("40 groups", many)]).collect()
 }
 
 /// Rows of a step on the device, and as the device has them.

@@ -1,5 +1,5 @@
-//! Lifetime: process. The backends by name. Names are the identity: any number of plugins can
-//! register, and a second backend of one name is an error.
+//! Lifetime: process. The backends by name. A name and a platform are the identity: any number of plugins can
+//! register, and a second backend of one name on one platform is an error.
 
 use super::erased::{DynBackend, Erased};
 use crate::{AttentionBackend, AttentionError, CONTRACT_VERSION, PickArgs, Result};
@@ -17,21 +17,22 @@ impl Registry {
     ///
     /// # Errors
     /// [`AttentionError::Contract`] for another contract version, [`AttentionError::Duplicate`] for a
-    /// name that is taken.
+    /// name that is taken on its platform.
     pub fn register<B: AttentionBackend<Kind: PickArgs>>(&mut self) -> Result<()> {
         let backend = Erased::<B>::new();
         let name = backend.rules().name.to_string();
         if B::CONTRACT != CONTRACT_VERSION {
             return Err(AttentionError::Contract { backend: name, built: B::CONTRACT });
         }
-        if self.backends.iter().any(|b| b.rules().name == name) {
+        let rules = backend.rules();
+        if self.backends.iter().any(|b| b.rules().name == name && b.rules().platform == rules.platform) {
             return Err(AttentionError::Duplicate(name));
         }
         self.backends.push(Arc::new(backend));
         Ok(())
     }
 
-    /// The backend of that name (case counts for nothing).
+    /// The backend of that name (case counts for nothing); the first of several, each on its platform.
     ///
     /// # Errors
     /// [`AttentionError::Unknown`], with the names there are and the nearest by spelling.
@@ -44,6 +45,18 @@ impl Registry {
                 known: names.join(", "),
             }
         })
+    }
+
+    /// The backend of that name on a platform; where it has none there, the one that [`Registry::get`] gives, whose
+    /// rules then refuse by the platform.
+    ///
+    /// # Errors
+    /// As [`Registry::get`].
+    pub fn get_on(&self, name: &str, platform: &str) -> Result<&Arc<dyn DynBackend>> {
+        let on = |b: &&Arc<dyn DynBackend>| {
+            b.rules().name.eq_ignore_ascii_case(name) && b.rules().platform == platform
+        };
+        self.backends.iter().find(on).map_or_else(|| self.get(name), Ok)
     }
 
     /// All backends, most preferred first.

@@ -149,7 +149,7 @@ pub fn select(
     let named = match request.for_layer(need) {
         None => None,
         Some((name, option)) => {
-            let backend = registry.get(name)?;
+            let backend = registry.get_on(name, &need.platform)?;
             let at = candidates.iter().position(|b| Arc::ptr_eq(b, backend));
             at.map(|at| (at, option))
         }

@@ -2,8 +2,10 @@
 
 mod common;
 pub mod cuda_attn;
+pub mod mamba2;
 
 pub use cuda_attn::CudaAttn;
+pub use mamba2::Mamba2Attn;
 
 use headway_attention::{Registry, Result};
 
@@ -12,5 +14,6 @@ use headway_attention::{Registry, Result};
 /// # Errors
 /// A name that is taken.
 pub fn register(registry: &mut Registry) -> Result<()> {
-    registry.register::<CudaAttn>()
+    registry.register::<CudaAttn>()?;
+    registry.register::<Mamba2Attn>()
 }

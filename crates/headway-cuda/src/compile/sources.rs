@@ -31,6 +31,10 @@ const EMBEDDED: &[(&str, &str)] = sources![
     "ops/norm.cu",
     "ops/rope.cu",
     "ops/rows.cuh",
+    "state_space/conv.cu",
+    "state_space/params.cuh",
+    "state_space/scan.cu",
+    "state_space/step.cu",
 ];
 
 /// Source files by their path; those that end in `.cuh` are headers.

@@ -9,6 +9,7 @@ pub mod memory;
 pub mod ops;
 mod params;
 mod specs;
+pub mod state_space;
 
 pub use kernel::{Kernel, Loaded};
 pub(crate) use params::kernel_params;

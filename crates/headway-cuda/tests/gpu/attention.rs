@@ -1,7 +1,7 @@
 //! `CUDA_ATTN` through the suite that every backend goes through, and what the suite has no run for.
 
 use super::{Outcome, Test};
-use headway_attention::{AttentionError, DynBackend, KvBuf, Registry};
+use headway_attention::{AttentionError, DynBackend, KindTag, KvBuf, Registry};
 use headway_cuda::{
     CudaExec, KernelSpec,
     kernels::{
@@ -48,7 +48,8 @@ impl HostAccess for CudaMemory {
 fn backends() -> Result<Vec<Arc<dyn DynBackend>>, AttentionError> {
     let mut registry = Registry::default();
     headway_cuda::register(&mut registry)?;
-    Ok(registry.iter().cloned().collect())
+    let attends = |b: &&Arc<dyn DynBackend>| b.rules().kind == KindTag::Standard;
+    Ok(registry.iter().filter(attends).cloned().collect())
 }
 
 /// The kernels that the suite's cells need.

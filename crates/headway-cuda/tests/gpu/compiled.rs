@@ -1,6 +1,6 @@
 //! The attention tests' kernels, compiled beforehand by several processes: one after another they take minutes.
 
-use super::{Outcome, attention, text};
+use super::{Outcome, attention, state_space, text};
 use headway_cuda::{CudaExec, CudaOptions, compile::Compiler};
 use std::{
     path::PathBuf,
@@ -34,7 +34,8 @@ pub fn run(args: &[String]) -> ExitCode {
 fn some(i: usize, jobs: usize) -> Outcome {
     let cx = CudaExec::open(CudaOptions::default()).map_err(text)?;
     let compiler = Compiler::new(cx.info().arch(), Some(folder()), None).map_err(text)?;
-    let specs = attention::specs().map_err(text)?;
+    let mut specs = attention::specs().map_err(text)?;
+    specs.extend(state_space::specs()?);
     let mine: Vec<_> = specs.iter().skip(i).step_by(jobs.max(1)).collect();
     for spec in &mine {
         compiler.cubin(spec.file, &spec.defines).map_err(text)?;

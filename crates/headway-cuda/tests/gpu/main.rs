@@ -9,6 +9,7 @@ mod compiled;
 mod device;
 mod ops;
 mod reference;
+mod state_space;
 
 use headway_cuda::{CudaExec, CudaOptions};
 use std::{process::ExitCode, time::Instant};
@@ -19,7 +20,7 @@ pub type Outcome = Result<String, String>;
 pub type Test = (&'static str, fn(&CudaExec) -> Outcome);
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, ops::TESTS, attention::TESTS].concat()
+    [device::TESTS, ops::TESTS, attention::TESTS, state_space::TESTS].concat()
 }
 
 fn main() -> ExitCode {

@@ -96,7 +96,7 @@ impl Contenders {
         let at = match self {
             Self::Own(registry) => {
                 let mut of_kind = registry.iter().filter(|b| b.rules().kind == need.kind);
-                of_kind.position(|b| b.rules().name == backend)
+                of_kind.position(|b| b.rules().name == backend && b.rules().platform == need.platform)
             }
             Self::Catalog(catalog) => {
                 catalog.priorities(need).ok().and_then(|p| p.iter().position(|n| n == backend))

@@ -8,7 +8,7 @@ use super::{
     scan_chunks::ScanChunks,
 };
 use crate::{
-    AttentionError, CommonAttentionMetadata, MambaSpec, Result,
+    AttentionError, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MambaSpec, Result,
     group::kv::{block_table::BlockRows, spec::MambaCacheMode},
     step::batch::{BatchSplit, SplitOptions},
 };
@@ -41,6 +41,36 @@ impl Mamba2Config {
     pub fn reorder_batch_threshold(&self) -> usize {
         1 + self.num_speculative_tokens
     }
+}
+
+/// The spec and the chunk of a group whose backend keeps the running state alone, without drafts.
+///
+/// # Errors
+/// What the group asks beyond that, and what to do instead.
+pub fn running_state(group: &GroupInfo) -> std::result::Result<(&MambaSpec, usize), (String, &'static str)> {
+    let KvCacheSpec::Mamba(spec) = &group.spec else {
+        let what = format!("a cache of kind {}", group.spec.kind_name());
+        return Err((what, "layers with a Mamba-2 state are"));
+    };
+    if spec.cache_mode != MambaCacheMode::None {
+        return Err((
+            "keeping states at block ends (prefix caching)".into(),
+            "the running state alone is kept: turn prefix caching off for this model",
+        ));
+    }
+    if spec.num_speculative_blocks > 0 || group.num_speculative_tokens > 0 {
+        return Err(("speculative decoding".into(), "set --speculative-tokens to 0 for this model"));
+    }
+    match spec.chunk_size.filter(|c| *c > 0) {
+        Some(chunk) => Ok((spec, chunk)),
+        None => Err(("a scan without a chunk size".into(), "set chunk_size in the model's config.json")),
+    }
+}
+
+/// Tokens in a chunk of a kernel that likes `most`: the largest divisor of the model's chunk that is no longer, so that
+/// wherever a chunk of the model ends, one of these does.
+pub fn chunk_within(model: usize, most: usize) -> usize {
+    (1..=most.min(model)).rev().find(|n| model.is_multiple_of(*n)).unwrap_or(1)
 }
 
 /// One step's numbers, kept from step to step and filled anew.

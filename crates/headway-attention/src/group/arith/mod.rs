@@ -18,6 +18,7 @@
 //! | [`conv_blocks`] | programs of a causal convolution | state-space layers |
 //! | [`mamba_states`] | which block holds a request's state | state-space layers |
 //! | [`mamba2`] | both halves of a state-space step | Mamba-2 |
+//! | [`mamba2_dims`] | sizes of a layer, from the shapes of its states | Mamba-2 |
 
 pub mod context_chunks;
 pub mod conv_blocks;
@@ -25,6 +26,7 @@ pub mod flash_attn;
 pub mod flashinfer;
 pub mod lengths;
 pub mod mamba2;
+pub mod mamba2_dims;
 pub mod mamba_states;
 pub mod mla;
 pub mod pages;

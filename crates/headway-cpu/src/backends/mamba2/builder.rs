@@ -8,14 +8,14 @@ use super::{
 use crate::{
     CpuExec,
     backends::common::StepLimits,
-    kernels::state_space::{Dims, Plan, Request, StatePage, States, Workspace},
+    kernels::state_space::{MAX_CONV_KERNEL, Plan, Request, StatePage, States, Workspace},
 };
 use headway_attention::{
-    AttentionError, BuilderPlan, CommonAttentionMetadata, DecodeSplit, GroupInfo, KvCacheSpec, MambaSpec,
-    MetadataBuilder, Result, RuleBook,
-    group::{
-        arith::mamba2::{Mamba2Config as StepConfig, Mamba2Step},
-        kv::spec::MambaCacheMode,
+    AttentionError, BuilderPlan, CommonAttentionMetadata, DecodeSplit, GroupInfo, MambaSpec, MetadataBuilder,
+    Result, RuleBook,
+    group::arith::{
+        mamba2::{Mamba2Config as StepConfig, Mamba2Step, chunk_within, running_state},
+        mamba2_dims::Mamba2Dims,
     },
     step::batch::BatchSplit,
 };
@@ -68,21 +68,7 @@ impl Mamba2Metadata {
 
 /// The group's sizes, and how its steps are computed.
 fn sizes(group: &GroupInfo) -> Result<(StatePage, StepConfig)> {
-    let KvCacheSpec::Mamba(spec) = &group.spec else {
-        return Err(refuse(
-            format!("a cache of kind {}", group.spec.kind_name()),
-            "layers with a Mamba-2 state are",
-        ));
-    };
-    if spec.cache_mode != MambaCacheMode::None {
-        return Err(refuse(
-            "keeping states at block ends (prefix caching)",
-            "the running state alone is kept: turn prefix caching off for this model",
-        ));
-    }
-    if spec.num_speculative_blocks > 0 || group.num_speculative_tokens > 0 {
-        return Err(refuse("speculative decoding", "set --speculative-tokens to 0 for this model"));
-    }
+    let (spec, chunk) = running_state(group).map_err(|(what, remedy)| refuse(what, remedy))?;
     let page = page_of(spec).map_err(|why| refuse(why, "choose another backend for these layers"))?;
     if group.batch_invariant && page.dtypes().0 != DType::F32 {
         return Err(refuse(
@@ -90,24 +76,15 @@ fn sizes(group: &GroupInfo) -> Result<(StatePage, StepConfig)> {
             "keep that state in float32, as the activations are, or leave the option out",
         ));
     }
-    let Some(chunk) = spec.chunk_size.filter(|c| *c > 0) else {
-        return Err(refuse("a scan without a chunk size", "set chunk_size in the model's config.json"));
-    };
-    Ok((page, StepConfig::new(spec, kernel_chunk(chunk))))
+    Ok((page, StepConfig::new(spec, chunk_within(chunk, CHUNK))))
 }
 
 fn page_of(spec: &MambaSpec) -> std::result::Result<StatePage, String> {
-    let dims = Dims::of_shapes(&spec.shapes)?;
+    let dims = Mamba2Dims::of_shapes(&spec.shapes, MAX_CONV_KERNEL)?;
     match spec.dtypes[..] {
         [conv, ssm] => StatePage::new(dims, conv, ssm),
         _ => Err(format!("states of {} element types: two are supported", spec.dtypes.len())),
     }
-}
-
-/// Tokens in a chunk of the kernel: the largest divisor of the model's chunk that is no longer than what
-/// the kernels like, so that wherever a chunk of the model ends, one of these does.
-fn kernel_chunk(model: usize) -> usize {
-    (1..=CHUNK.min(model)).rev().find(|n| model.is_multiple_of(*n)).unwrap_or(1)
 }
 
 impl Mamba2Builder {

@@ -3,15 +3,18 @@
 use super::{Mamba2Config, Mamba2Metadata, rules::refuse};
 use crate::{
     CpuExec,
-    kernels::state_space::{Batch, Dims, Numbers, On, StateCache, mix},
+    kernels::state_space::{Batch, MAX_CONV_KERNEL, Numbers, On, StateCache, mix},
 };
-use headway_attention::{AttentionError, KvMut, LayerImpl, Result, StateSpaceArgs, StateSpaceImpl};
+use headway_attention::{
+    AttentionError, KvMut, LayerImpl, Result, StateSpaceArgs, StateSpaceImpl,
+    group::arith::mamba2_dims::Mamba2Dims,
+};
 use headway_tensor::{DType, Tensor, TensorError, TensorMut, TensorRef};
 
 /// One layer of `MAMBA2_ATTN`.
 #[derive(Clone, Debug)]
 pub struct Mamba2Layer {
-    dims: Dims,
+    dims: Mamba2Dims,
     numbers: Numbers,
 }
 
@@ -39,14 +42,16 @@ fn weight(what: &'static str, w: &Tensor, shape: &[usize]) -> Result<Vec<f32>> {
 
 impl StateSpaceImpl for Mamba2Layer {
     fn new(args: &StateSpaceArgs<'_>, _: &Mamba2Config) -> Result<Self> {
-        let dims = Dims {
+        let dims = Mamba2Dims {
             heads: args.num_heads,
             head_dim: args.head_dim,
             groups: args.n_groups,
             state: args.state_size,
             conv_kernel: args.conv_kernel,
         };
-        let dims = dims.check().map_err(|why| refuse(why, "choose another backend for this layer"))?;
+        let dims = dims
+            .check(MAX_CONV_KERNEL)
+            .map_err(|why| refuse(why, "choose another backend for this layer"))?;
         if args.dtype != DType::F32 {
             return Err(refuse(format!("{} activations", args.dtype), "use float32"));
         }

@@ -5,10 +5,10 @@ use super::{
     elem::Elem,
     product::Plain,
     scan::{self, Buffers, Chunk, Room},
-    shape::Dims,
     step::{self, Token},
 };
 use crate::Isa;
+use headway_attention::group::arith::mamba2_dims::Mamba2Dims;
 
 /// Declares safe functions that run a generic body compiled for the instruction set given.
 macro_rules! per_isa {
@@ -46,7 +46,7 @@ per_isa! {
     fn conv of conv
         (out: &mut [f32], bias: &[f32], weight: &[f32], row: usize, taps: &Taps<'_>, width: usize);
     /// [`scan::chunk`].
-    fn chunk of scan (dims: &Dims, room: &Room, chunk: &Chunk<'_>, buffers: &mut Buffers);
+    fn chunk of scan (dims: &Mamba2Dims, room: &Room, chunk: &Chunk<'_>, buffers: &mut Buffers);
     /// [`step::step`].
     fn step of step (elem: Elem, state: &mut [u8], token: &Token<'_>, y: &mut [f32]);
 }

@@ -26,7 +26,7 @@ mod step;
 mod workspace;
 
 pub use plan::{Plan, Request, States};
-pub use shape::{Dims, MAX_CONV_KERNEL, StatePage};
+pub use shape::{MAX_CONV_KERNEL, StatePage};
 pub use workspace::Workspace;
 
 use crate::{Isa, kernels::elementwise::rows::Rows, pool::Pool};

@@ -4,11 +4,9 @@
 //!
 //! The heads of a task share a group, so that C Bᵀ is computed once for them.
 
-use super::{
-    product::{Madd, PANEL, Part, product},
-    shape::Dims,
-};
+use super::product::{Madd, PANEL, Part, product};
 use crate::kernels::elementwise::math::exp;
+use headway_attention::group::arith::mamba2_dims::Mamba2Dims;
 
 /// What a task computes of a chunk.
 pub(super) struct Chunk<'a> {
@@ -36,7 +34,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    pub(super) fn new(dims: &Dims, chunk: usize) -> Self {
+    pub(super) fn new(dims: &Mamba2Dims, chunk: usize) -> Self {
         Self { chunk, tokens: chunk.next_multiple_of(PANEL), elements: dims.head_dim.next_multiple_of(PANEL) }
     }
 }
@@ -63,7 +61,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    pub(super) fn new(dims: &Dims, room: Room, heads: usize) -> Self {
+    pub(super) fn new(dims: &Mamba2Dims, room: Room, heads: usize) -> Self {
         let zeros = |n| vec![0f32; n];
         Self {
             bt: zeros(dims.state * room.tokens),
@@ -77,7 +75,7 @@ impl Buffers {
         }
     }
 
-    pub(super) fn bytes(dims: &Dims, room: Room, heads: usize) -> usize {
+    pub(super) fn bytes(dims: &Mamba2Dims, room: Room, heads: usize) -> usize {
         let floats = dims.state * room.tokens
             + 2 * room.chunk * room.tokens
             + (heads + 1) * room.chunk * room.elements
@@ -88,7 +86,7 @@ impl Buffers {
 
 /// Computes a chunk: reads and writes `buffers.states`, writes `buffers.y`.
 #[inline(always)]
-pub(super) fn chunk<M: Madd>(dims: &Dims, room: &Room, c: &Chunk<'_>, buffers: &mut Buffers) {
+pub(super) fn chunk<M: Madd>(dims: &Mamba2Dims, room: &Room, c: &Chunk<'_>, buffers: &mut Buffers) {
     let Buffers { bt, cb, decayed, x, y, states, sums, .. } = buffers;
     let (len, conv_dim, n) = (c.len, dims.conv_dim(), dims.state);
     let group = c.heads.0 / dims.heads_per_group();

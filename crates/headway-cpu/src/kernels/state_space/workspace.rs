@@ -2,10 +2,8 @@
 //! a call locks it for as long as it runs. The system commits a page when it is first touched, so a group
 //! that only swaps block tables, and runs in another group's workspace, costs nothing.
 
-use super::{
-    scan::{Buffers, Room},
-    shape::Dims,
-};
+use super::scan::{Buffers, Room};
+use headway_attention::group::arith::mamba2_dims::Mamba2Dims;
 use headway_tensor::{HostBuf, Result};
 use std::sync::Mutex;
 
@@ -17,7 +15,7 @@ pub(super) const CHANNELS: usize = 4096;
 /// Memory for one call at a time.
 #[derive(Debug)]
 pub struct Workspace {
-    pub(super) dims: Dims,
+    pub(super) dims: Mamba2Dims,
     pub(super) room: Room,
     pub(super) max_tokens: usize,
     pub(super) inner: Mutex<Inner>,
@@ -44,7 +42,7 @@ impl Workspace {
     ///
     /// # Errors
     /// No memory.
-    pub fn new(dims: &Dims, chunk: usize, max_tokens: usize, workers: usize) -> Result<Self> {
+    pub fn new(dims: &Mamba2Dims, chunk: usize, max_tokens: usize, workers: usize) -> Result<Self> {
         let room = Room::new(dims, chunk);
         let worker = || Worker {
             before: vec![0.0; dims.memory() * CHANNELS.min(dims.conv_dim())],
@@ -59,7 +57,7 @@ impl Workspace {
     }
 
     /// Bytes that [`Workspace::new`] asks for.
-    pub fn bytes(dims: &Dims, chunk: usize, max_tokens: usize, workers: usize) -> usize {
+    pub fn bytes(dims: &Mamba2Dims, chunk: usize, max_tokens: usize, workers: usize) -> usize {
         let before = dims.memory() * CHANNELS.min(dims.conv_dim());
         let floats = before + dims.head_dim * dims.state;
         let scan = Buffers::bytes(dims, Room::new(dims, chunk), HEADS.min(dims.heads_per_group()));
@@ -67,7 +65,7 @@ impl Workspace {
     }
 
     /// The sizes that it was made for.
-    pub fn dims(&self) -> &Dims {
+    pub fn dims(&self) -> &Mamba2Dims {
         &self.dims
     }
 }

@@ -12,7 +12,7 @@ mod launch;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod rope;
-mod rows;
+pub(crate) mod rows;
 
 pub(crate) use gemm::Gemm;
 pub(crate) use launch::OpKernels;

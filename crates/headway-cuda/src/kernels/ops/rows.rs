@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 kernel_params! {
     /// Address, and strides in bytes.
-    pub(super) struct RowsArg { pub at: u64, pub row: i64, pub head: i64 }
+    pub(crate) struct RowsArg { pub at: u64, pub row: i64, pub head: i64 }
 }
 
 /// `[tokens, width]` or `[tokens, heads, width]`; rows are numbered heads first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(crate) struct Rows {
     pub arg: RowsArg,
     pub tokens: usize,
     pub heads: usize,

@@ -122,7 +122,7 @@ fn bench_builder(a: &BuilderArgs, registry: &Registry) -> Result<(), CliError> {
 /// A backend by name, or the device's first for attention over keys and values.
 fn backend(name: Option<&str>, registry: &Registry, platform: &str) -> Result<Arc<dyn DynBackend>, CliError> {
     if let Some(name) = name {
-        return Ok(registry.get(name)?.clone());
+        return Ok(registry.get_on(name, platform)?.clone());
     }
     let fits =
         |b: &&Arc<dyn DynBackend>| b.rules().platform == platform && b.rules().kind == KindTag::Standard;

@@ -1,7 +1,8 @@
 //! What a Mamba-2 layer costs on a device: a decode step by the tokens before it and by the requests, a prefill by its
 //! tokens.
 //!
-//! `cargo run --release -p headway-cuda --example state_space_speed`
+//! `cargo run --release -p headway-cuda --example state_space_speed -- [requests new]`; with two numbers that case alone,
+//! for a profiler.
 //!
 //! The layer is that of Mamba-2 1.3B: 64 heads of 64, one group, a state of 128 in float32, a convolution of width 4,
 //! bfloat16. Calls are recorded into a graph and timed by events around its replays; states are of as many layers as
@@ -19,7 +20,7 @@ use headway_cuda::{
 use headway_tensor::{DType, Dual, Exec, Tensor, View};
 use std::{error::Error, sync::Arc};
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const HEADS: usize = 64;
 const HEAD_DIM: usize = 64;
@@ -135,6 +136,11 @@ fn layer(cx: &CudaExec, requests: usize, new: usize, context: usize) -> Result<f
 fn main() -> Result<()> {
     let cx = CudaExec::open(CudaOptions::default())?;
     println!("{}, driver for CUDA {}", cx.info().name, cx.info().driver);
+    let numbers: Vec<usize> = std::env::args().skip(1).map(|a| a.parse()).collect::<Result<_, _>>()?;
+    if let [requests, new] = numbers[..] {
+        println!("{requests} of {new} tokens: {:.1} µs", layer(&cx, requests, new, 1 << 10)? * 1e6);
+        return Ok(());
+    }
     let memory = MemoryKernels::new(&cx)?;
     let none = "no device memory";
     let (from, to) = (cx.alloc(1 << 30)?.ok_or(none)?, cx.alloc(1 << 30)?.ok_or(none)?);

@@ -5,20 +5,17 @@
 #include "state_space/params.cuh"
 
 #define BLOCK 256
-#define WARPS (BLOCK / 32)
 // Tokens that a warp goes over.
-#define RUN (CHUNK / WARPS)
+#define RUN (CHUNK / (BLOCK / 32))
 
 template <int V> struct Channels {
     float weight[TAPS][V], bias[V];
 
     __device__ __forceinline__ Channels(const Params& p, int first) {
 #pragma unroll
-        for (int j = 0; j < V; j++) {
-            bias[j] = p.conv_bias ? p.conv_bias[first + j] : 0.f;
+        for (int k = 0; k < TAPS; k++) load<F32, V>(weight[k], (const u8*)p.conv_weight, k * p.conv_dim + first);
 #pragma unroll
-            for (int k = 0; k < TAPS; k++) weight[k][j] = p.conv_weight[(i64)(first + j) * TAPS + k];
-        }
+        for (int j = 0; j < V; j++) bias[j] = p.conv_bias ? p.conv_bias[first + j] : 0.f;
     }
 
     // Inputs of a token, the oldest first, to a row of the workspace.
@@ -29,7 +26,8 @@ template <int V> struct Channels {
             y[j] = bias[j];
 #pragma unroll
             for (int k = 0; k < TAPS; k++) y[j] = fmaf(weight[k][j], seen[k][j], y[j]);
-            y[j] = silu(y[j]);
+            // The quotient of the fast kind: 0 where the denominator is past its range, as it should be.
+            y[j] = __fdividef(y[j], 1.f + __expf(-y[j]));
         }
         store<ACT, V>(p.rows + row * p.rows_row, at, y);
     }
@@ -100,7 +98,7 @@ template <int V> __device__ __forceinline__ void token(const Params& p) {
 
 #define FORMS(name)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK) conv_##name##_wide(const __grid_constant__ Params p) {       \
-        name<8>(p);                                                                                                  \
+        name<4>(p);                                                                                                  \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK) conv_##name##_single(const __grid_constant__ Params p) {     \
         name<1>(p);                                                                                                  \

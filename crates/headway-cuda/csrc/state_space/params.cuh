@@ -48,7 +48,7 @@ struct Params {
     u8* out;        // [tokens, heads * HEAD]
     u8* cache;      // block 0 of the layer: [taps - 1, conv_dim], then [heads, HEAD, STATE]
     u8* rows;       // the workspace
-    const float* conv_weight;  // [conv_dim, taps]
+    const float* conv_weight;  // [taps, conv_dim]
     const float* conv_bias;    // [conv_dim], or null
     const float* a;            // [heads]
     const float* d;            // [heads]

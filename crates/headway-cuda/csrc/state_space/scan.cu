@@ -24,11 +24,18 @@
 
 typedef Wide<ACT>::store act;
 
-struct Shared {
-    act c[CHUNK][STATE_ROW], b[CHUNK][STATE_ROW], x[CHUNK][TILE_ROW], s[TILE][STATE_ROW];
+// Chunks in shared memory: one is loaded while another is multiplied, unless states are too large for two.
+#define STAGES (STATE_WIDE <= 128 ? 2 : 1)
+
+struct Stage {
+    act c[CHUNK][STATE_ROW], b[CHUNK][STATE_ROW], x[CHUNK][TILE_ROW];
     float a[CHUNK];       // a_t, in powers of two
     float dt[CHUNK];
     float weight[CHUNK];  // dt_t exp(a_last - a_t)
+};
+struct Shared {
+    Stage stage[STAGES];
+    act s[TILE][STATE_ROW];
 };
 
 // What a thread holds of the state: of each 16-element part two accumulators of an m16n8k16 product.
@@ -139,16 +146,25 @@ __device__ __forceinline__ void add_part(State& s, float by, const float4* from)
 // Rows of a chunk from the workspace; past its end zeros.
 template <int COLS, int ROW>
 __device__ __forceinline__ void rows_in(act (&to)[CHUNK][ROW], const Params& p, const Chunk& c, int at, int cols) {
-    for (int i = threadIdx.x; i < CHUNK * (COLS / 8); i += BLOCK) {
-        int t = i / (COLS / 8), col = i % (COLS / 8) * 8;
-        bool live = t < c.len && col < cols;
-        const u8* from = p.rows + (c.row + (live ? t : 0)) * p.rows_row + (at + (live ? col : 0)) * (int)sizeof(act);
-        copy_async_or_zero<16>(shared_address(&to[t][col]), from, live);
+    // The last round of threads may be past the end, where accesses of a row don't divide them.
+    constexpr int EACH = COLS / 8, ROWS = BLOCK / EACH, ROUNDS = (CHUNK + ROWS - 1) / ROWS;
+    int first = threadIdx.x / EACH, col = threadIdx.x % EACH * 8;
+    if (first >= ROWS) return;
+    int len = col < cols ? c.len : 0;
+    const u8* from = p.rows + (i64)(c.row + first) * p.rows_row + (at + (col < cols ? col : 0)) * (int)sizeof(act);
+    i64 step = ROWS * p.rows_row;
+    u32 into = shared_address(&to[first][col]);
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        int t = first + i * ROWS;
+        if (CHUNK % ROWS && t >= CHUNK) break;
+        copy_async_or_zero<16>(into + i * ROWS * ROW * (int)sizeof(act), t < len ? from : p.rows, t < len);
+        from += step;
     }
 }
 
 // The chunk's steps, by the first warp; two tokens a lane.
-__device__ __forceinline__ void steps_in(Shared& m, const Params& p, const Chunk& c, int head) {
+__device__ __forceinline__ void steps_in(Stage& m, const Params& p, const Chunk& c, int head) {
     if (threadIdx.x >= 32) return;
     int t = threadIdx.x * 2;
     float dt[2], a = p.a[head] * LOG2E;
@@ -193,7 +209,7 @@ __device__ __forceinline__ u32 scaled(u32 pair, float lo, float hi) {
 }
 
 // The state after a chunk.
-__device__ __forceinline__ void advance(State& s, const Shared& m) {
+__device__ __forceinline__ void advance(State& s, const Stage& m) {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 % (TILE / 16) * 16;
     float left = exp2_fast(m.a[CHUNK - 1]);
 #pragma unroll
@@ -220,7 +236,7 @@ __device__ __forceinline__ void advance(State& s, const Shared& m) {
 }
 
 // A chunk's outputs; a warp takes 16 tokens.
-__device__ __forceinline__ void rows_out(const Shared& m, const Params& p, const Chunk& c, const Work& w, bool empty) {
+__device__ __forceinline__ void rows_out(const Stage& m, const act (&state)[TILE][STATE_ROW], const Params& p, const Chunk& c, const Work& w, bool empty) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp * 16;
     if (row >= c.len) return;
     int mine[2] = {row + lane / 4, row + lane / 4 + 8};
@@ -234,7 +250,7 @@ __device__ __forceinline__ void rows_out(const Shared& m, const Params& p, const
         for (int k = 0; k < STATE_WIDE / 16; k++)
 #pragma unroll
             for (int j = 0; j < TILE / 16; j++) {
-                load_matrices(o, by_cols(m.s, j * 16, k * 16));
+                load_matrices(o, by_cols(state, j * 16, k * 16));
                 mma<ACT>(y[2 * j], cs[k], o[0], o[1]);
                 mma<ACT>(y[2 * j + 1], cs[k], o[2], o[3]);
             }
@@ -292,29 +308,46 @@ __device__ __forceinline__ void rows_out(const Shared& m, const Params& p, const
 }
 
 // The chunks of a segment. `empty`: the state before it is zero. Returns what is left of that state, as a power of two.
-template <bool ROWS> __device__ __forceinline__ float scan(State& s, Shared& m, const Params& p, const Work& w, bool empty) {
+template <bool ROWS> __device__ __forceinline__ float scan(State& s, Shared& all, const Params& p, const Work& w, bool empty) {
     int group = w.head / p.heads_per_group, groups = p.heads / p.heads_per_group;
     int b_at = p.heads * HEAD_WIDE + group * STATE_WIDE, c_at = b_at + groups * STATE_WIDE;
     int x_at = w.head * HEAD_WIDE + w.tile * TILE;
-    float left = 0.f;
-    for (int i = 0; i < w.segment.chunks; i++) {
-        Chunk c = p.chunks[w.segment.chunk + i];
+    auto load_in = [&](Stage& m, const Chunk& c) {
         rows_in<STATE_WIDE>(m.b, p, c, b_at, STATE_WIDE);
         rows_in<TILE>(m.x, p, c, x_at, HEAD_WIDE - w.tile * TILE);
         if (ROWS) rows_in<STATE_WIDE>(m.c, p, c, c_at, STATE_WIDE);
         copy_commit();
-        steps_in(m, p, c, w.head);
+    };
+    float left = 0.f;
+    int chunks = w.segment.chunks;
+    const Chunk* list = p.chunks + w.segment.chunk;
+    Chunk c = list[0], next = c;
+    load_in(all.stage[0], c);
+    steps_in(all.stage[0], p, c, w.head);
+    for (int i = 0; i < chunks; i++) {
+        Stage& m = all.stage[i % STAGES];
+        Stage& m_next = all.stage[(i + 1) % STAGES];
+        bool more = i + 1 < chunks;
+        if (more) next = list[i + 1];
         if (ROWS && !empty)
             each_pair(s, [&](float& lo, float& hi, int row, int col) {
-                *(u32*)&m.s[row][col] = Wide<ACT>::pack(lo, hi);
+                *(u32*)&all.s[row][col] = Wide<ACT>::pack(lo, hi);
             });
         copy_wait<0>();
         __syncthreads();
-        if (ROWS) rows_out(m, p, c, w, empty);
+        if (STAGES == 2 && more) load_in(m_next, next);
+        if (ROWS) rows_out(m, all.s, p, c, w, empty);
         advance(s, m);
         left += m.a[CHUNK - 1];
         empty = false;
+        // By the first warp, whose tokens see the fewest before them.
+        if (STAGES == 2 && more) steps_in(m_next, p, next, w.head);
         __syncthreads();
+        if (STAGES == 1 && more) {
+            load_in(m_next, next);
+            steps_in(m_next, p, next, w.head);
+        }
+        c = next;
     }
     return left;
 }
@@ -337,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) scan_states(const __grid_con
 }
 
 // Outputs of all segments, and the state after the last of each request.
-extern "C" __global__ void __launch_bounds__(BLOCK, STATE_WIDE <= 128 ? 3 : 2) scan_rows(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(BLOCK, 2) scan_rows(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) u8 memory[];
     Work w(p);
     int count = w.segment.count, index = w.segment.index;

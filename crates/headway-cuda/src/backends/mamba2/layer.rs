@@ -9,7 +9,7 @@ use headway_attention::{
     AttentionError, KvBuf, KvMut, LayerImpl, Result, StateSpaceArgs, StateSpaceImpl,
     group::arith::mamba2_dims::Mamba2Dims,
 };
-use headway_tensor::{DType, Device, DeviceMem, Exec, Tensor, TensorError, TensorMut, TensorRef};
+use headway_tensor::{DType, Device, DeviceMem, Tensor, TensorError, TensorMut, TensorRef};
 use std::sync::{Arc, OnceLock};
 
 /// One layer of `MAMBA2_ATTN`.
@@ -17,10 +17,11 @@ use std::sync::{Arc, OnceLock};
 pub struct Mamba2Layer {
     dims: Mamba2Dims,
     dtype: DType,
-    numbers: Numbers,
+    /// As the model has them: the convolution's weights are `[conv_dim, conv_kernel]`.
+    given: Numbers,
+    numbers: OnceLock<Numbers>,
     /// Loaded at the first step, which says what types the states have.
     kernels: OnceLock<LayerKernels>,
-    checked: OnceLock<()>,
 }
 
 impl LayerImpl for Mamba2Layer {
@@ -29,7 +30,7 @@ impl LayerImpl for Mamba2Layer {
     type Metadata = Mamba2Metadata;
 
     fn fill_zero(&self, cx: &CudaExec, out: &mut TensorMut<'_>) -> Result<()> {
-        self.check_decay(cx)?;
+        self.numbers(cx)?;
         Ok(cx.fill_zero(out)?)
     }
 }
@@ -54,22 +55,30 @@ fn weight(what: &'static str, w: &Tensor, shape: &[usize]) -> Result<Arc<dyn Dev
 }
 
 impl Mamba2Layer {
-    /// Decays lie on the device, so they are read once: one that grows is a mistake in the file.
-    fn check_decay(&self, cx: &CudaExec) -> Result<()> {
-        if self.checked.get().is_some() || cx.capturing() {
-            return Ok(());
+    /// The numbers as the kernels take them; made at the first call, which is the profile run's.
+    fn numbers(&self, cx: &CudaExec) -> Result<&Numbers> {
+        if let Some(n) = self.numbers.get() {
+            return Ok(n);
         }
-        let mut bytes = vec![0; self.dims.heads * size_of::<f32>()];
-        cx.read(&self.numbers.a, 0, &mut bytes)?;
-        let mut decays = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        if let Some(a) = decays.find(|a| a.is_nan() || *a > 0.0) {
+        let g = &self.given;
+        let read = |mem: &Arc<dyn DeviceMem>| -> Result<Vec<f32>> {
+            let mut bytes = vec![0; mem.bytes()];
+            cx.read(mem, 0, &mut bytes)?;
+            Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        };
+        if let Some(a) = read(&g.a)?.iter().find(|a| a.is_nan() || **a > 0.0) {
             return Err(refuse(
                 format!("a decay A of {a}"),
                 "it must not be above 0: is A_log what the file has?",
             ));
         }
-        self.checked.get_or_init(|| ());
-        Ok(())
+        let (by_channel, taps) = (read(&g.conv_weight)?, self.dims.conv_kernel);
+        let channels = self.dims.conv_dim();
+        let by_tap: Vec<f32> =
+            (0..taps * channels).map(|i| by_channel[i % channels * taps + i / channels]).collect();
+        let turned = Tensor::from_slice(cx, &by_tap, &[taps, channels])?;
+        let conv_weight = weight("convolution weight", &turned, &[taps, channels])?;
+        Ok(self.numbers.get_or_init(|| Numbers { conv_weight, ..g.clone() }))
     }
 
     fn kernels(&self, cx: &CudaExec, page: &StatePage) -> Result<&LayerKernels> {
@@ -85,7 +94,6 @@ impl Mamba2Layer {
                 "keep that state in the activations' type, or leave the option out",
             ));
         }
-        self.check_decay(cx)?;
         let loaded = LayerKernels::new(cx, page, self.dtype)?;
         Ok(self.kernels.get_or_init(|| loaded))
     }
@@ -114,7 +122,7 @@ impl StateSpaceImpl for Mamba2Layer {
             ));
         }
         let (channels, heads) = (dims.conv_dim(), &[dims.heads]);
-        let numbers = Numbers {
+        let given = Numbers {
             conv_weight: weight("convolution weight", args.conv_weight, &[channels, dims.conv_kernel])?,
             conv_bias: args.conv_bias.map(|b| weight("convolution bias", b, &[channels])).transpose()?,
             a: weight("A", args.a, heads)?,
@@ -122,7 +130,7 @@ impl StateSpaceImpl for Mamba2Layer {
             dt_bias: weight("dt_bias", args.dt_bias, heads)?,
             dt_limit: args.time_step_limit,
         };
-        Ok(Self { dims, dtype: args.dtype, numbers, kernels: OnceLock::new(), checked: OnceLock::new() })
+        Ok(Self { dims, dtype: args.dtype, given, numbers: OnceLock::new(), kernels: OnceLock::new() })
     }
 
     fn forward(
@@ -148,7 +156,7 @@ impl StateSpaceImpl for Mamba2Layer {
             num_blocks: state.num_blocks,
             page: metadata.page,
         };
-        let kernels = self.kernels(cx, &metadata.page)?;
-        Ok(mix(cx, kernels, &metadata.batch(), &self.numbers, x, &cache, out)?)
+        let (numbers, kernels) = (self.numbers(cx)?, self.kernels(cx, &metadata.page)?);
+        Ok(mix(cx, kernels, &metadata.batch(), numbers, x, &cache, out)?)
     }
 }

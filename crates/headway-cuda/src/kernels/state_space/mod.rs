@@ -37,7 +37,7 @@ kernel_params! {
 /// One layer's numbers, float32, on the device.
 #[derive(Clone, Debug)]
 pub struct Numbers {
-    /// `[conv_dim, conv_kernel]`.
+    /// `[conv_kernel, conv_dim]`: tap after tap.
     pub conv_weight: Arc<dyn DeviceMem>,
     /// `[conv_dim]`.
     pub conv_bias: Option<Arc<dyn DeviceMem>>,
@@ -263,7 +263,7 @@ pub fn mix(
     };
     let (decodes, all) = (lists.decodes(), lists.requests().len());
     let wide = d.head_dim.is_multiple_of(8) && d.state.is_multiple_of(8) && xs.aligned(16) && fits(16);
-    let lanes = if wide { 8 } else { 1 };
+    let lanes = if wide { 4 } else { 1 };
     let channels = |threads: usize| d.conv_dim().div_ceil(threads * lanes) as u32;
     let launch = |form: Form, wide: bool, grid: [u32; 3], block: usize, shared: usize, params: &Params| {
         let kernel = kernels.get(form, wide);

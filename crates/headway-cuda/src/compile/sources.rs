@@ -21,6 +21,7 @@ const EMBEDDED: &[(&str, &str)] = sources![
     "ops/activation.cuh",
     "ops/argmax.cu",
     "ops/codes.cu",
+    "ops/dequantise.cu",
     "ops/elementwise.cu",
     "ops/experts/combine.cu",
     "ops/experts/gemm.cu",

@@ -1,7 +1,10 @@
 //! Mixtures of experts as the device holds them: one matrix of all experts' gates and ups, one of their downs. And the
 //! buffers of a step. Both live as long as the model; the kernels are in `kernels::ops::experts`.
 
-use super::linear::{alloc, check, chosen, put};
+use super::{
+    linear::{alloc, check, chosen, weights as all_weights},
+    upload::Upload,
+};
 use crate::{
     CudaExec,
     device::{CudaError, Result},
@@ -122,11 +125,12 @@ fn stack(
     if let Some(bias) = &bias {
         cx.zero(bias, 0, bias.bytes());
     }
+    let upload = Upload::of(cx, all_weights(experts.iter().flatten()))?;
     let mut row = 0;
     for part in experts.iter().flatten() {
-        put(cx, &weights, row * n_in * dtype.size(), &part.weight, dtype);
+        upload.put(&weights, row * n_in * dtype.size(), &part.weight, dtype)?;
         if let (Some(to), Some(from)) = (&bias, &part.bias) {
-            put(cx, to, row * DType::F32.size(), from, DType::F32);
+            upload.put(to, row * DType::F32.size(), from, DType::F32)?;
         }
         row += part.weight.rows();
     }

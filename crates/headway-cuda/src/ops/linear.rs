@@ -1,20 +1,15 @@
 //! Linear layers on the device: weights are one matrix of bfloat16, float16 or float32.
 //!
-//! A weight keeps its file's type, or takes the one that is asked for; blocks of GGUF are dequantised to bfloat16 on
-//! the host when they are loaded. Input and weight must have one type.
+//! A weight keeps its file's type, or takes the one that is asked for; blocks of GGUF become bfloat16 where none is, when
+//! they are loaded. Input and weight must have one type.
 
+use super::upload::{Upload, own};
 use crate::{
     CudaExec,
     device::{CudaError, Result},
 };
-use half::slice::HalfFloatSliceExt;
-use headway_tensor::{DType, DeviceMem, Exec, Linear, LinearPart, TensorError, Weight, WeightType};
-use std::{ops::Range, sync::Arc, thread};
-
-/// Bytes of float32 that are converted at once.
-const PIECE: usize = 32 << 20;
-/// Threads beyond which the copy to the device is what takes time.
-const MOST_THREADS: usize = 16;
+use headway_tensor::{DType, DeviceMem, Exec, Linear, LinearPart, TensorError, Weight};
+use std::sync::Arc;
 
 /// A loaded linear layer.
 #[derive(Debug)]
@@ -38,14 +33,6 @@ impl Linear for CudaLinear {
 
     fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.iter().flatten().map(|b| b.bytes()).sum::<usize>()
-    }
-}
-
-fn own(dtype: WeightType) -> DType {
-    match dtype {
-        WeightType::F32 => DType::F32,
-        WeightType::F16 => DType::F16,
-        WeightType::BF16 | WeightType::Quant(_) => DType::BF16,
     }
 }
 
@@ -85,13 +72,17 @@ impl CudaLinear {
             return Err(CudaError::Argument("a linear layer of no parts".into()));
         }
         let weight = alloc(cx, n_out * n_in * dtype.size())?;
+        let upload = Upload::of(cx, weights(&parts))?;
         let mut at = 0;
         for part in &parts {
-            put(cx, &weight, at, &part.weight, dtype);
+            upload.put(&weight, at, &part.weight, dtype)?;
             at += part.weight.elems() * dtype.size();
         }
         let bias = match parts.iter().any(|p| p.bias.is_some()) {
-            true => Some([bias(cx, &parts, n_out, dtype)?, bias(cx, &parts, n_out, DType::F32)?]),
+            true => Some([
+                bias(cx, &upload, &parts, n_out, dtype)?,
+                bias(cx, &upload, &parts, n_out, DType::F32)?,
+            ]),
             false => None,
         };
         cx.check()?;
@@ -140,79 +131,36 @@ pub(super) fn alloc(cx: &CudaExec, bytes: usize) -> Result<Arc<dyn DeviceMem>> {
     cx.alloc(bytes)?.ok_or_else(|| CudaError::Argument("no device memory".into()))
 }
 
-fn bias(cx: &CudaExec, parts: &[LinearPart], n_out: usize, dtype: DType) -> Result<Arc<dyn DeviceMem>> {
+/// Every weight of these parts, biases too.
+pub(super) fn weights<'a>(
+    parts: impl IntoIterator<Item = &'a LinearPart>,
+) -> impl Iterator<Item = &'a Weight> {
+    parts.into_iter().flat_map(|p| [&p.weight].into_iter().chain(&p.bias))
+}
+
+fn bias(
+    cx: &CudaExec,
+    upload: &Upload<'_>,
+    parts: &[LinearPart],
+    n_out: usize,
+    dtype: DType,
+) -> Result<Arc<dyn DeviceMem>> {
     let mem = alloc(cx, n_out * dtype.size())?;
     cx.zero(&mem, 0, mem.bytes());
     let mut at = 0;
     for part in parts {
         if let Some(bias) = &part.bias {
-            put(cx, &mem, at, bias, dtype);
+            upload.put(&mem, at, bias, dtype)?;
         }
         at += part.weight.rows() * dtype.size();
     }
     Ok(mem)
 }
 
-/// Copies a weight to the device in this type, from byte `at` on. A failure is kept by `cx`.
-pub(super) fn put(cx: &CudaExec, to: &Arc<dyn DeviceMem>, at: usize, w: &Weight, dtype: DType) {
-    let plain = !matches!(w.dtype(), WeightType::Quant(_));
-    if plain && own(w.dtype()) == dtype && cfg!(target_endian = "little") {
-        cx.upload(to, at, w.bytes().as_slice());
-    } else {
-        let row = w.cols() * dtype.size();
-        let rows_at_once = (PIECE / (w.cols() * 4)).max(1);
-        for first in (0..w.rows()).step_by(rows_at_once) {
-            let rows = first..w.rows().min(first + rows_at_once);
-            let bytes = convert(w, rows, dtype);
-            cx.upload(to, at + first * row, &bytes);
-        }
-    }
-    w.bytes().not_needed_now(0..w.bytes().len());
-}
-
-/// Rows of a weight in this type, converted by several threads.
-fn convert(w: &Weight, rows: Range<usize>, dtype: DType) -> Vec<u8> {
-    let row = w.cols() * dtype.size();
-    let mut bytes = vec![0; rows.len() * row];
-    let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MOST_THREADS));
-    let share = rows.len().div_ceil(threads).max(1);
-    thread::scope(|s| {
-        for (i, part) in bytes.chunks_mut(share * row).enumerate() {
-            let first = rows.start + i * share;
-            s.spawn(move || {
-                let mut values = vec![0f32; w.cols()];
-                for (i, out) in part.chunks_exact_mut(row).enumerate() {
-                    if let Err(e) = w.dequantize_row(first + i, &mut values) {
-                        unreachable!("the rows and their width are the weight's own: {e}");
-                    }
-                    write(&values, dtype, out);
-                }
-            });
-        }
-    });
-    bytes
-}
-
-/// A row in this type.
-fn write(values: &[f32], dtype: DType, out: &mut [u8]) {
-    match dtype {
-        DType::BF16 => {
-            let mut row = vec![half::bf16::ZERO; values.len()];
-            row.convert_from_f32_slice(values);
-            out.copy_from_slice(bytemuck::cast_slice(&row));
-        }
-        DType::F16 => {
-            let mut row = vec![half::f16::ZERO; values.len()];
-            row.convert_from_f32_slice(values);
-            out.copy_from_slice(bytemuck::cast_slice(&row));
-        }
-        _ => out.copy_from_slice(bytemuck::cast_slice(values)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headway_tensor::WeightType;
 
     fn part(rows: usize, cols: usize) -> LinearPart {
         let values: Vec<f32> = (0..rows * cols).map(|i| i as f32 * 0.25 - 3.0).collect();
@@ -231,17 +179,6 @@ mod tests {
         assert_eq!(chosen(&[half_part(), part(2, 2)], None).unwrap(), DType::F32);
         assert_eq!(chosen(&[part(2, 2)], Some(DType::BF16)).unwrap(), DType::BF16);
         assert!(chosen(&[part(2, 2)], Some(DType::I8)).is_err());
-    }
-
-    #[test]
-    fn rows_are_converted_in_order_whatever_the_threads() {
-        let w = part(37, 5).weight;
-        for dtype in [DType::BF16, DType::F16, DType::F32] {
-            let bytes = convert(&w, 3..36, dtype);
-            let mut expected = vec![0; 33 * 5 * dtype.size()];
-            write(&w.to_f32()[15..180], dtype, &mut expected);
-            assert_eq!(bytes, expected);
-        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod experts;
 mod linear;
+mod upload;
 
 pub(crate) use experts::{CudaExpertBuffers, CudaExperts, Matrices};
 pub use linear::CudaLinear;

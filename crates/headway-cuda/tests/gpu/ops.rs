@@ -1,5 +1,6 @@
 //! The operations against float64 on the host: random rows of odd and even widths, strided views, poisoned outputs.
 
+mod dequantise;
 mod elementwise;
 mod experts;
 mod linear;
@@ -28,6 +29,9 @@ pub const TESTS: &[Test] = &[
     ("ops::linear", linear::shapes),
     ("ops::linear_of_parts_with_biases", linear::parts),
     ("ops::linear_of_blocks", linear::blocks),
+    ("ops::dequantise", dequantise::formats),
+    ("ops::dequantise_parts", dequantise::parts),
+    ("ops::dequantise_in_pieces", dequantise::pieces),
     ("ops::linear_captured", linear::captured),
     ("ops::linear_batch_invariant", linear::batch_invariant),
     ("ops::experts", experts::rules_and_activations),

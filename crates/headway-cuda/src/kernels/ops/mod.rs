@@ -3,6 +3,7 @@
 mod activation;
 pub(crate) mod argmax;
 pub(crate) mod codes;
+pub(crate) mod dequantise;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod gated;
@@ -48,6 +49,7 @@ pub fn specs() -> Result<Vec<KernelSpec>> {
         gather.defines.push(("TABLE", number(table)?));
         all.push(gather);
     }
+    all.extend(dequantise::specs()?);
     all.extend(experts::specs()?);
     Ok(all)
 }

@@ -4,6 +4,7 @@
 //! Arrow: this crate depends on no other headway crate; `headway-attention` depends on it.
 //! It holds no kernels: an [`Ops`] implementation lives in a device crate.
 
+pub mod choose;
 #[expect(unsafe_code, reason = "DLPack hands raw pointers over")]
 pub mod dlpack;
 pub mod dtype;
@@ -27,6 +28,7 @@ pub mod tensor;
 pub mod view;
 pub mod weight;
 
+pub use choose::{RowChoice, RowSampler};
 pub use dtype::{DType, Element};
 pub use error::{Result, TensorError};
 pub use experts::{

@@ -3,8 +3,8 @@
 //! is what `headway-attention` is for.
 
 use crate::{
-    DType, Exec, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Result, RowQuant, Tensor, TensorError,
-    TensorMut, TensorRef, View, weight::Weight,
+    DType, Exec, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, Result, RowQuant, RowSampler, Tensor,
+    TensorError, TensorMut, TensorRef, View, weight::Weight,
 };
 use std::{any::Any, sync::Arc};
 
@@ -257,6 +257,15 @@ pub trait Ops: Exec {
             None => return Err(TensorError::WrongShape { what: what.into(), found, expected }),
         }
         Ok(())
+    }
+
+    /// What chooses tokens from up to `max_rows` rows of `[rows, vocab_size]` logits on the device. `None`: the host
+    /// does.
+    ///
+    /// # Errors
+    /// No memory; the device's own.
+    fn row_sampler(&self, _max_rows: usize, _vocab_size: usize) -> Result<Option<Box<dyn RowSampler>>> {
+        Ok(None)
     }
 
     /// `x = x · factor`, then `cap · tanh(x / cap)` where a cap is given.

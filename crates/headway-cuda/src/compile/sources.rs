@@ -32,6 +32,7 @@ const EMBEDDED: &[(&str, &str)] = sources![
     "ops/norm.cu",
     "ops/rope.cu",
     "ops/rows.cuh",
+    "ops/sample.cu",
     "state_space/conv.cu",
     "state_space/params.cuh",
     "state_space/scan.cu",

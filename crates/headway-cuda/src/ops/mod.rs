@@ -6,10 +6,12 @@
 
 mod experts;
 mod linear;
+mod sampler;
 mod upload;
 
 pub(crate) use experts::{CudaExpertBuffers, CudaExperts, Matrices};
 pub use linear::CudaLinear;
+use sampler::CudaSampler;
 
 use crate::{
     CudaExec,
@@ -18,7 +20,7 @@ use crate::{
 };
 use headway_tensor::{
     Activation, DType, ExpertBuffers, ExpertLimits, Experts, ExpertsSpec, GatedNorm, Linear, LinearPart, Ops,
-    Result, RopeStyle, RowQuant, Tensor, TensorMut, TensorRef, View,
+    Result, RopeStyle, RowQuant, RowSampler, Tensor, TensorMut, TensorRef, View,
 };
 use std::{any::Any, sync::Arc};
 
@@ -106,6 +108,11 @@ impl Ops for CudaExec {
 
     fn read(&self, x: TensorRef<'_>, to: &mut [u8]) -> Result<()> {
         Ok(self.read_tensor_into(x, to)?)
+    }
+
+    fn row_sampler(&self, max_rows: usize, vocab_size: usize) -> Result<Option<Box<dyn RowSampler>>> {
+        let sampler = CudaSampler::new(self, max_rows, vocab_size)?;
+        Ok(sampler.map(|s| Box::new(s) as Box<dyn RowSampler>))
     }
 
     fn scale_and_cap(&self, x: TensorMut<'_>, factor: f32, cap: Option<f32>) -> Result<()> {

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     models::plan::CausalLayers,
     runner::{ModelRunner, StartupReport, step_times::Laps},
-    sampling::Sampler,
+    sampling::{DeviceChoices, Sampler},
     scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
     speculation::{LookupSizes, SpeculationStats},
     text::{ChatTemplate, TextError, Tokenizer},
@@ -24,6 +24,7 @@ pub struct LlmEngine {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) eos_ids: Vec<u32>,
     pub(super) sampler: Sampler,
+    pub(super) choices: DeviceChoices,
     pub(super) lookup: Option<LookupSizes>,
     pub(super) speculation: SpeculationStats,
     pub(super) sessions: HashMap<RequestId, Session>,
@@ -163,12 +164,13 @@ impl Engine for LlmEngine {
         }
         let (mut schedule, mut sample) = (Duration::ZERO, Duration::ZERO);
         laps.lap(&mut schedule);
-        let scheduler = &self.scheduler;
+        let (scheduler, waited) = (&self.scheduler, self.runner.times.wait);
         let logits = self.runner.execute(&self.plan, |id, group| scheduler.block_table(id, group));
         let mut laps = Laps::start();
-        let failed = match logits {
-            Ok(logits) => StepSampling {
+        let sampled = logits.and_then(|logits| {
+            StepSampling {
                 sampler: &mut self.sampler,
+                choices: &mut self.choices,
                 sessions: &mut self.sessions,
                 scheduler: &self.scheduler,
                 eos_ids: &self.eos_ids,
@@ -177,7 +179,10 @@ impl Engine for LlmEngine {
                 events,
                 outcomes: &mut self.outcomes,
             }
-            .run(&self.plan, logits),
+            .run(&self.plan, logits)
+        });
+        let failed = match sampled {
+            Ok(failed) => failed,
             Err(e) => {
                 self.scheduler.cancel_step()?;
                 return Err(e.into());
@@ -189,7 +194,7 @@ impl Engine for LlmEngine {
         self.scheduler.finish_step(&self.plan, &self.outcomes)?;
         laps.lap(&mut sample);
         self.runner.times.schedule += schedule;
-        self.runner.times.sample += sample;
+        self.runner.times.sample += sample.saturating_sub(self.runner.times.wait - waited);
         Ok(())
     }
 

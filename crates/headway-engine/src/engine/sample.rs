@@ -8,15 +8,18 @@ use super::{
     session::Session,
 };
 use crate::{
-    sampling::{Row, Sampler},
+    models::ModelError,
+    runner::StepLogits,
+    sampling::{DeviceChoices, Row, Sampled, Sampler},
     scheduler::{RequestId, ScheduledRequest, Scheduler, StepOutcome, StepPlan},
-    speculation::{SpeculationStats, verify},
+    speculation::{SpeculationStats, verify_by},
 };
 use std::{collections::HashMap, sync::Arc};
 
 /// What sampling a step reads and changes.
 pub(super) struct StepSampling<'a> {
     pub sampler: &'a mut Sampler,
+    pub choices: &'a mut DeviceChoices,
     pub sessions: &'a mut HashMap<RequestId, Session>,
     pub scheduler: &'a Scheduler,
     pub eos_ids: &'a [u32],
@@ -29,23 +32,51 @@ pub(super) struct StepSampling<'a> {
 impl StepSampling<'_> {
     /// Samples every request of the step that wants a token, from `logits` `[plan.num_logits(), vocab_size]`. Returns
     /// the requests that failed.
-    pub fn run(&mut self, plan: &StepPlan, mut logits: &mut [f32]) -> Vec<RequestId> {
+    ///
+    /// # Errors
+    /// The device's; nothing was sampled then.
+    pub fn run(&mut self, plan: &StepPlan, mut logits: StepLogits<'_>) -> Result<Vec<RequestId>, ModelError> {
         self.outcomes.clear();
+        self.ask(plan, &mut logits);
+        let mut logits = logits.settle(self.choices, self.observer.is_some())?;
         let vocab_size = logits.len() / plan.num_logits().max(1);
-        let mut failed = vec![];
+        let (mut failed, mut first_row) = (vec![], 0);
         for scheduled in plan.sampled() {
-            let (rows, rest) = logits.split_at_mut(scheduled.num_logits() * vocab_size);
+            let num_rows = scheduled.num_logits();
+            let (rows, rest) = logits.split_at_mut(num_rows * vocab_size);
             logits = rest;
-            let outcome = self.request(scheduled, plan.drafts(scheduled), rows, &mut failed);
+            let outcome = self.request(scheduled, plan.drafts(scheduled), first_row, rows, &mut failed);
+            first_row += num_rows;
             self.outcomes.push(outcome);
         }
-        failed
+        Ok(failed)
+    }
+
+    /// Gives the device the rows that it can choose from.
+    fn ask(&mut self, plan: &StepPlan, logits: &mut StepLogits<'_>) {
+        self.choices.begin(plan.num_logits());
+        let Some(device) = logits.sampler() else { return };
+        device.clear();
+        let mut index = 0;
+        for scheduled in plan.sampled() {
+            let (id, drafts) = (scheduled.id, plan.drafts(scheduled));
+            if let Some(session) = self.sessions.get(&id) {
+                let tokens = self.scheduler.tokens(id).unwrap_or(&[]);
+                for i in 0..scheduled.num_logits() {
+                    let row =
+                        Row { params: &session.params, tokens, drafted: &drafts[..i], seed: session.seed };
+                    self.choices.ask(device, index + i, &row);
+                }
+            }
+            index += scheduled.num_logits();
+        }
     }
 
     fn request(
         &mut self,
         scheduled: &ScheduledRequest,
         drafts: &[u32],
+        first_row: usize,
         rows: &mut [f32],
         failed: &mut Vec<RequestId>,
     ) -> StepOutcome {
@@ -57,9 +88,15 @@ impl StepSampling<'_> {
         let tokens = self.scheduler.tokens(id).unwrap_or(&[]);
         let row = Row { params: &params, tokens, drafted: &[], seed };
         let (mut taken, mut token, mut reason) = (0, 0, None::<FinishReason>);
-        let look = |row: &[f32]| {
+        let vocab_size = rows.len() / (1 + drafts.len());
+        let sample = |i: usize| {
+            let logits = &mut rows[i * vocab_size..(i + 1) * vocab_size];
             if let Some(observer) = self.observer.as_mut() {
-                observer(id, row);
+                observer(id, logits);
+            }
+            match self.choices.token(first_row + i) {
+                Some(token) => Ok(Sampled { token, logprobs: None }),
+                None => self.sampler.sample(logits, &Row { drafted: &drafts[..i], ..row }),
             }
         };
         let take = |sampled| {
@@ -70,7 +107,7 @@ impl StepSampling<'_> {
             self.events.push(Event::Token(id, new));
             reason.is_none()
         };
-        if let Err(e) = verify(self.sampler, rows, &row, drafts, look, take) {
+        if let Err(e) = verify_by(drafts, sample, take) {
             self.sessions.remove(&id);
             failed.push(id);
             self.events.push(Event::Failed(id, e.into()));

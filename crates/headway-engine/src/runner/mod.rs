@@ -12,6 +12,7 @@ pub mod fast_prefill;
 pub(crate) mod graphs;
 mod inputs;
 pub mod limits;
+mod logits;
 pub mod memory;
 pub mod micro_batches;
 pub mod model_runner;
@@ -24,6 +25,7 @@ pub(crate) mod startup;
 pub mod step_times;
 
 pub use error::StartupError;
+pub use logits::StepLogits;
 pub use model_runner::ModelRunner;
 pub use report::StartupReport;
 pub use step_times::StepTimes;

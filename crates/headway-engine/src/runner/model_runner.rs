@@ -7,6 +7,7 @@ use super::{
     fast_prefill::FastRows,
     graphs::CapturedGraphs,
     inputs::{InputBuffers, TokenInputs},
+    logits::{self, StepLogits},
     micro_batches::MicroBatches,
     step_times::{Laps, StepTimes},
 };
@@ -15,7 +16,7 @@ use crate::{
     scheduler::{RequestId, StepPlan},
 };
 use headway_attention::{AttentionGroup, CommonAttentionMetadata, KvPool, StepMetadata, build_step};
-use headway_tensor::{DType, Device, Ops, TensorError, TensorMut};
+use headway_tensor::{Device, Ops, RowSampler, TensorMut};
 
 /// A loaded model with its cache and builders.
 pub struct ModelRunner {
@@ -29,6 +30,8 @@ pub struct ModelRunner {
     pub(super) inputs: InputBuffers,
     /// What a step gives, where it was computed on a device.
     pub(super) host_rows: Vec<f32>,
+    /// What chooses tokens on the device, where it does.
+    pub(super) sampler: Option<Box<dyn RowSampler>>,
     pub(super) commons: Vec<CommonAttentionMetadata>,
     pub(super) micro: MicroBatches,
     /// Where the last layers compute wanted rows alone: of steps that run whole.
@@ -38,8 +41,8 @@ pub struct ModelRunner {
 }
 
 impl ModelRunner {
-    /// Runs one step. `table` gives a request's blocks in a KV cache group. Returns the logits of the
-    /// requests that need them, in plan order: `[plan.num_logits(), vocab_size]`, float32.
+    /// Runs one step; on a device, queues it. `table` gives a request's blocks in a KV cache group. Returns the logits of
+    /// the requests that need them, in plan order: `[plan.num_logits(), vocab_size]`, float32, where they lie.
     ///
     /// # Errors
     /// What the builders, the layers or the operations refuse; nothing of the step counts then.
@@ -47,13 +50,13 @@ impl ModelRunner {
         &mut self,
         plan: &StepPlan,
         table: impl Fn(RequestId, usize) -> Option<&'t [u32]>,
-    ) -> Result<&mut [f32], ModelError> {
+    ) -> Result<StepLogits<'_>, ModelError> {
         let mut laps = Laps::start();
         let graph = self.graphs.dispatch(plan);
         let extent = graph.map_or_else(|| Extent::of(plan), |(_, extent)| extent);
         let (tokens, cut) = self.prepare(plan, table, extent, false, &mut laps)?;
         let cx = &*self.ops;
-        let logits = if let Some((index, _)) = graph {
+        let rows = if let Some((index, _)) = graph {
             self.graphs.replay(index, &self.step)?;
             self.times.replayed += 1;
             self.decoder.replayed(extent.tokens, extent.logits)?.rows(0..plan.num_logits())?
@@ -67,10 +70,10 @@ impl ModelRunner {
             self.decoder.forward(cx, &tokens.decoder(), &self.step, &mut self.kv)?
         };
         laps.lap(&mut self.times.forward);
-        let logits = on_host(cx, logits, &mut self.host_rows)?;
-        laps.lap(&mut self.times.wait);
         self.times.steps += 1;
-        Ok(logits)
+        let (copy, wait) = (&mut self.host_rows, &mut self.times.wait);
+        let sampler = self.sampler.as_deref_mut();
+        Ok(StepLogits { ops: cx, rows, copy, sampler, wait })
     }
 
     /// Runs one step of a model that gives hidden states and keeps no cache: those of every token,
@@ -179,19 +182,13 @@ impl ModelRunner {
 /// Float32 rows where the host reads them: in place, or in `copy`.
 fn on_host<'a>(
     ops: &dyn Ops,
-    rows: TensorMut<'a>,
+    mut rows: TensorMut<'a>,
     copy: &'a mut Vec<f32>,
 ) -> Result<&'a mut [f32], ModelError> {
     if rows.device() == Device::CPU {
         return Ok(rows.into_host()?);
     }
-    if rows.dtype() != DType::F32 {
-        let found = rows.dtype();
-        return Err(
-            TensorError::WrongDType { what: "rows that a step gives", found, supported: "float32" }.into()
-        );
-    }
-    copy.resize(rows.shape().iter().product(), 0.0);
-    ops.read(rows.as_ref(), bytemuck::cast_slice_mut(copy))?;
+    let all = 0..rows.shape().first().copied().unwrap_or(0);
+    logits::read(ops, &mut rows, all, copy)?;
     Ok(copy)
 }

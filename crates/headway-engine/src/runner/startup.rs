@@ -360,7 +360,12 @@ fn assemble(
     let l = &decided.limits;
     let (reqs, tokens, logits) = (l.max_num_reqs, l.max_num_tokens, l.max_num_logits());
     let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs)?;
+    let sampler = match decided.plan.pooling {
+        None => cx.row_sampler(logits, decided.plan.vocab_size)?,
+        Some(_) => None,
+    };
     present::finish(&mut report, &groups, &decoder, kv.bytes(), l.micro_batching.num_micro_batches);
+    report.memory.activations_bytes += sampler.as_ref().map_or(0, |s| s.bytes()) as u64;
     let step = StepMetadata::new(cache.group_of_layer.clone());
     let sharing = decided.fast_prefill.as_ref();
     Ok(ModelRunner {
@@ -370,6 +375,7 @@ fn assemble(
         graphs: CapturedGraphs::default(),
         ops: device.ops,
         host_rows: vec![],
+        sampler,
         commons: vec![],
         decoder,
         groups,

@@ -1,4 +1,5 @@
-//! Sampling: from one row of logits to the next token. No tensors, no device.
+//! Sampling: from one row of logits to the next token. No tensors; a device that chooses tokens itself
+//! (`headway_tensor::RowSampler`) does what [`Sampler`] does, and [`DeviceChoices`] says of which rows.
 //!
 //! Lifetime: a [`Sampler`] is scratch memory that lives as long as the thread that uses it; it keeps nothing from one
 //! row to the next. A row's token depends on its logits, its own tokens, its parameters, its seed and its position only,
@@ -11,6 +12,7 @@
 
 mod error;
 mod logprobs;
+mod on_device;
 mod params;
 mod random;
 mod sampler;
@@ -22,6 +24,7 @@ mod tests;
 
 pub use error::{ParamsError, SamplingError};
 pub use logprobs::{Logprobs, TokenLogprob, logprobs};
+pub use on_device::DeviceChoices;
 pub use params::{MAX_LOGPROBS, SamplingParams};
 pub use random::{fresh_seed, uniform};
 pub use sampler::{Row, Sampled, Sampler};

@@ -28,7 +28,7 @@ impl<'a> Row<'a> {
         self.tokens.iter().chain(self.drafted)
     }
 
-    fn position(&self) -> usize {
+    pub(super) fn position(&self) -> usize {
         self.tokens.len() + self.drafted.len()
     }
 }

@@ -24,4 +24,4 @@ mod tests;
 
 pub use lookup::{LookupSizes, PromptLookup};
 pub use stats::{SpeculationStats, SpeculationSummary};
-pub use verify::verify;
+pub use verify::{verify, verify_by};

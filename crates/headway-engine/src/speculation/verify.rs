@@ -23,21 +23,36 @@ pub fn verify(
     row: &Row<'_>,
     drafts: &[u32],
     mut look: impl FnMut(&[f32]),
-    mut take: impl FnMut(Sampled) -> bool,
+    take: impl FnMut(Sampled) -> bool,
 ) -> Result<usize, SamplingError> {
     let vocab_size = logits.len() / (1 + drafts.len());
     if vocab_size == 0 {
         return Err(SamplingError::Empty);
     }
-    let mut sampled = 0;
-    for (i, logits) in logits.chunks_exact_mut(vocab_size).enumerate() {
+    let sample = |i: usize| {
+        let logits = &mut logits[i * vocab_size..(i + 1) * vocab_size];
         look(logits);
-        let found = sampler.sample(logits, &Row { drafted: &drafts[..i], ..*row })?;
-        sampled = i + 1;
+        sampler.sample(logits, &Row { drafted: &drafts[..i], ..*row })
+    };
+    verify_by(drafts, sample, take)
+}
+
+/// As [`verify`], with tokens that `sample` gives: that of row `i`, as sampled after `row.tokens` and the first `i`
+/// drafts.
+///
+/// # Errors
+/// As `sample`; the tokens before it were taken.
+pub fn verify_by<E>(
+    drafts: &[u32],
+    mut sample: impl FnMut(usize) -> Result<Sampled, E>,
+    mut take: impl FnMut(Sampled) -> bool,
+) -> Result<usize, E> {
+    for i in 0..=drafts.len() {
+        let found = sample(i)?;
         let stands = drafts.get(i) == Some(&found.token);
         if !take(found) || !stands {
-            break;
+            return Ok(i + 1);
         }
     }
-    Ok(sampled)
+    Ok(1 + drafts.len())
 }

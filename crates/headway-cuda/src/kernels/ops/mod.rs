@@ -14,6 +14,7 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod rows;
+pub(crate) mod sample;
 
 pub(crate) use gemm::Gemm;
 pub(crate) use launch::OpKernels;
@@ -49,6 +50,7 @@ pub fn specs() -> Result<Vec<KernelSpec>> {
         gather.defines.push(("TABLE", number(table)?));
         all.push(gather);
     }
+    all.push(sample::spec());
     all.extend(dequantise::specs()?);
     all.extend(experts::specs()?);
     Ok(all)

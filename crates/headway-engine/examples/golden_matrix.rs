@@ -1,16 +1,21 @@
 //! Every golden in every way: block sizes, chunk sizes, prefix caching, alone and batched, float32 and as
 //! published. `tools/golden-matrix.sh` runs it; it exits with 1 where a case fails.
 //!
-//! `golden_matrix cuda:0` runs the tiny models on that device, in its own types, and says which it refuses.
+//! `golden_matrix cuda:0` runs the models on that device, in its own types, and says which it refuses: the real ones that
+//! are in `HEADWAY_MODELS_DIR`, whose blocks are dequantised, and the tiny ones. A third word is a part of the names of
+//! those to run.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use headway_engine::EngineOptions;
-use headway_testkit::golden::{
-    self,
-    check::Compute,
-    walk::{self, Table},
+use headway_testkit::{
+    golden::{
+        self,
+        check::Compute,
+        walk::{self, Table},
+    },
+    testdata,
 };
 use std::{path::Path, process::ExitCode};
 use support::{UnderTest, is_known, options, real_model};
@@ -78,9 +83,40 @@ fn real(dtype: &str, compute: Compute) -> Result<Table, String> {
     Ok(table)
 }
 
-/// The tiny models on another device than the CPU.
-fn on(device: &str) -> Result<bool, String> {
+/// The real models that are at hand, on another device than the CPU.
+fn real_on(device: &str, only: &str) -> Result<Table, String> {
     let mut table = Table::default();
+    for (name, file) in REAL.into_iter().filter(|(name, _)| name.contains(only)) {
+        let Some(path) = testdata::real_model(file).map_err(|e| e.to_string())? else {
+            table.not_run.push(format!("{name}: not in HEADWAY_MODELS_DIR"));
+            continue;
+        };
+        let goldens = golden::real().map_err(|e| e.to_string())?;
+        for golden in goldens.iter().filter(|g| g.model.gguf == file) {
+            let o = EngineOptions {
+                device: Some(device.into()),
+                kv_cache_memory: Some(2 << 30),
+                max_num_seqs: Some(32),
+                ..EngineOptions::default()
+            };
+            let mut engine = UnderTest::open(&path, &o)?;
+            let report = engine.engine.report();
+            println!(
+                "{name}: {} bytes in the file, {} on {device} after {:.2} s; start-up {:.2} s",
+                report.memory.weights_bytes,
+                report.memory.packed_weights_bytes,
+                report.packing_seconds,
+                engine.engine.load_time().as_secs_f64()
+            );
+            walk::real(&mut table, golden, Compute::Half, device, usize::MAX, &mut engine);
+        }
+    }
+    Ok(table)
+}
+
+/// The models on another device than the CPU.
+fn on(device: &str, only: &str) -> Result<bool, String> {
+    let mut table = real_on(device, only)?;
     let mut refused = std::collections::BTreeSet::new();
     for (block, chunk) in [(16, 5), (16, 512), (32, 64), (48, 512)] {
         let o = EngineOptions {
@@ -91,14 +127,23 @@ fn on(device: &str) -> Result<bool, String> {
             ..EngineOptions::default()
         };
         let way = format!("{device} block {block} chunk {chunk}");
-        let t = walk::all_tiny(Compute::Half, &way, |golden, dir| match open(dir, &o) {
-            Ok(engine) => Ok(Some(Box::new(engine))),
-            Err(e) => {
-                refused.insert(format!("{}: {e}", golden.model.architecture));
-                Ok(None)
+        let t = walk::all_tiny(Compute::Half, &way, |golden, dir| {
+            if !golden.model.name.contains(only) {
+                return Ok(None);
+            }
+            match open(dir, &o) {
+                Ok(engine) => Ok(Some(Box::new(engine))),
+                Err(e) => {
+                    refused.insert(format!("{}: {e}", golden.model.architecture));
+                    Ok(None)
+                }
             }
         });
-        table.extend(t.map_err(|e| e.to_string())?);
+        let mut t = t.map_err(|e| e.to_string())?;
+        if !only.is_empty() {
+            t.not_run.clear();
+        }
+        table.extend(t);
     }
     println!("{table}");
     refused.iter().for_each(|r| println!("refused: {r}"));
@@ -107,7 +152,7 @@ fn on(device: &str) -> Result<bool, String> {
 
 fn run() -> Result<bool, String> {
     if let Some(device) = std::env::args().nth(1) {
-        return on(&device);
+        return on(&device, &std::env::args().nth(2).unwrap_or_default());
     }
     let mut table = Table::default();
     for (way, options) in ways() {

@@ -2,6 +2,7 @@
 //! precision version, and speed.
 
 mod edges;
+mod on_device;
 mod reference;
 mod speed;
 mod statistics;

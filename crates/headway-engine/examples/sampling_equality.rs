@@ -1,16 +1,21 @@
 //! Tokens chosen on a device against the host's sampler on the same logits: every parameter alone and with others,
 //! vocabularies that are multiples of nothing, ties, masks, logits that nothing can be chosen from. The tokens are the same,
-//! and rows without an answer come back without one. Then how long the device takes for 32 rows, and how long the host.
+//! and rows without an answer come back without one. Then a model's answers with the device choosing for all requests, for
+//! some and for none, drafts verified or not. Then how long the device takes for 32 rows, and how long the host.
 //!
-//! `sampling_equality cuda:0`. Where that device is not there, nothing is run.
+//! `sampling_equality cuda:0 [config.json]`. Where that device is not there, nothing is run. With a config: also what a
+//! decode step of 32 requests costs with random weights of its shapes, chosen from by the device and by the host.
 
 use headway_engine::{
-    EngineOptions,
+    Engine, EngineOptions, Event, GenerateRequest, LlmEngine,
+    kv::RequestId,
+    options::LoadFormat,
     runner::devices,
     sampling::{Row, Sampler, SamplingParams, uniform},
 };
 use headway_tensor::{Ops, RowChoice, RowSampler, Tensor};
-use std::{process::ExitCode, time::Instant};
+use headway_testkit::testdata;
+use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 const ROWS: usize = 64;
 const VOCABULARIES: [usize; 10] = [1, 2, 31, 257, 1024, 5003, 32_000, 49_152, 128_001, 262_144];
@@ -179,6 +184,72 @@ fn equality(ops: &dyn Ops, rounds: u64) -> Result<bool, String> {
     Ok(all_same)
 }
 
+/// Answers of twelve requests of every kind; those that `told` says ask for log-probabilities, so that the host chooses.
+fn answers(
+    device: &str,
+    drafts: usize,
+    told: impl Fn(usize) -> bool,
+) -> Result<BTreeMap<RequestId, Vec<u32>>, String> {
+    let options = EngineOptions {
+        device: Some(device.into()),
+        batch_invariant: true,
+        speculative_tokens: (drafts > 0).then_some(drafts),
+        kv_cache_memory: Some(64 << 20),
+        max_num_seqs: Some(12),
+        no_prefix_caching: true,
+        ..EngineOptions::default()
+    };
+    let dir = testdata::model_dir("tiny-llama").map_err(text)?;
+    let mut engine = LlmEngine::open(&dir, &options, &mut |_, _| ()).map_err(text)?;
+    let base = SamplingParams { max_tokens: Some(40), ignore_eos: true, ..SamplingParams::default() };
+    let ways = [
+        SamplingParams { temperature: 0.0, ..base.clone() },
+        SamplingParams { temperature: 0.9, ..base.clone() },
+        SamplingParams { top_k: 20, ..base.clone() },
+        SamplingParams { top_p: 0.8, repetition_penalty: 1.2, ..base.clone() },
+        SamplingParams { temperature: 0.0, repetition_penalty: 1.5, ..base.clone() },
+        SamplingParams { min_p: 0.1, temperature: 1.3, top_k: 60, top_p: 0.95, ..base },
+    ];
+    for i in 0..12 {
+        let sampling = SamplingParams {
+            seed: Some(i as u64 * 31 + 1),
+            logprobs: told(i).then_some(0),
+            ..ways[i % ways.len()].clone()
+        };
+        // Each says something twice, so that there is something to draft from.
+        let prompt_ids = (0..20 + i).map(|t| ((t % 7) * 11 + i * 3 + 2) as u32).collect();
+        engine.add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() }).map_err(text)?;
+    }
+    let (mut done, mut events) = (BTreeMap::new(), vec![]);
+    while !engine.is_idle() {
+        engine.step(&mut events).map_err(text)?;
+        for event in events.drain(..) {
+            match event {
+                Event::Finished(id, f) => drop(done.insert(id, f.token_ids)),
+                Event::Failed(_, e) => return Err(e.to_string()),
+                Event::Token(..) => {}
+            }
+        }
+    }
+    Ok(done)
+}
+
+fn engines(device: &str) -> Result<bool, String> {
+    let host = answers(device, 0, |_| true)?;
+    let mut all_same = true;
+    for (name, drafts, found) in [
+        ("all on the device", 0, answers(device, 0, |_| false)?),
+        ("every second", 0, answers(device, 0, |i| i % 2 == 1)?),
+        ("all on the device", 2, answers(device, 2, |_| false)?),
+        ("every third", 3, answers(device, 3, |i| i % 3 == 1)?),
+    ] {
+        let same = host.iter().filter(|(id, tokens)| found.get(id) == Some(tokens)).count();
+        println!("{name}, {drafts} drafts: {same} of {} answers are those that the host chose", host.len());
+        all_same &= same == host.len();
+    }
+    Ok(all_same)
+}
+
 fn figures(ops: &dyn Ops) -> Result<(), String> {
     const TIMED: usize = 32;
     let base = SamplingParams::default();
@@ -220,7 +291,70 @@ fn figures(ops: &dyn Ops) -> Result<(), String> {
     Ok(())
 }
 
-fn run(device: &str) -> Result<bool, String> {
+/// Means of the decode steps of 32 requests, in microseconds.
+fn steps(device: &str, config: &str) -> Result<(), String> {
+    const REQUESTS: usize = 32;
+    let options = EngineOptions {
+        device: Some(device.into()),
+        load_format: LoadFormat::Dummy,
+        max_num_seqs: Some(REQUESTS),
+        ..EngineOptions::default()
+    };
+    let mut engine = LlmEngine::open(config.as_ref(), &options, &mut |_, _| ()).map_err(text)?;
+    let drawn = SamplingParams { top_k: 50, top_p: 0.95, ..SamplingParams::default() };
+    for (name, way) in [
+        ("greedy, on the device", SamplingParams::greedy()),
+        ("top-k 50 and top-p 0.95, on the device", drawn.clone()),
+        (
+            "greedy, with log-probabilities, so on the host",
+            SamplingParams { logprobs: Some(0), ..SamplingParams::greedy() },
+        ),
+        ("top-k 50 and top-p 0.95, on the host", SamplingParams { logprobs: Some(0), ..drawn }),
+    ] {
+        for i in 0..REQUESTS {
+            let sampling = SamplingParams {
+                max_tokens: Some(201),
+                ignore_eos: true,
+                seed: Some(i as u64),
+                ..way.clone()
+            };
+            let prompt_ids = (0..128).map(|t| ((t * 31 + i * 7) % 1000) as u32).collect();
+            engine
+                .add(GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() })
+                .map_err(text)?;
+        }
+        let (mut events, mut decodes, mut took) = (vec![], None, vec![]);
+        while !engine.is_idle() {
+            let before = engine.runner().times();
+            let start = Instant::now();
+            engine.step(&mut events).map_err(text)?;
+            events.clear();
+            if engine.runner().times().replayed > before.replayed {
+                took.push(start.elapsed().as_secs_f64() * 1e6);
+                decodes.get_or_insert(before);
+            }
+        }
+        let Some(before) = decodes else { return Err("no step was replayed".into()) };
+        let t = engine.runner().times().since(&before);
+        let us = |d: std::time::Duration| d.as_secs_f64() * 1e6 / t.steps as f64;
+        took.sort_by(f64::total_cmp);
+        println!(
+            "{name}: {} steps, schedule {:.1}, inputs {:.1}, metadata {:.1}, queue {:.1}, wait {:.1}, sample {:.1}, \
+             median of all {:.1} us",
+            t.steps,
+            us(t.schedule),
+            us(t.inputs),
+            us(t.metadata),
+            us(t.forward),
+            us(t.wait),
+            us(t.sample),
+            took[took.len() / 2]
+        );
+    }
+    Ok(())
+}
+
+fn run(device: &str, config: Option<&str>) -> Result<bool, String> {
     let options = EngineOptions { device: Some(device.into()), ..EngineOptions::default() };
     let open = match devices::open(&options) {
         Ok(open) => open,
@@ -231,12 +365,19 @@ fn run(device: &str) -> Result<bool, String> {
     };
     println!("{}", open.description);
     let same = equality(&*open.ops, 8)?;
+    let engines = engines(device)?;
     figures(&*open.ops)?;
-    Ok(same)
+    drop(open);
+    if let Some(config) = config {
+        steps(device, config)?;
+    }
+    Ok(same && engines)
 }
 
 fn main() -> ExitCode {
-    match run(&std::env::args().nth(1).unwrap_or_else(|| "cuda:0".into())) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let device = args.first().map_or("cuda:0", String::as_str);
+    match run(device, args.get(1).map(String::as_str)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {

@@ -6,6 +6,7 @@ mod experts;
 mod linear;
 mod norm;
 mod rows;
+mod sample;
 
 use crate::Test;
 
@@ -24,6 +25,10 @@ pub const TESTS: &[Test] = &[
     ("ops::gather_rows", rows::gather_rows),
     ("ops::embed", rows::embed),
     ("ops::argmax", rows::argmax),
+    ("ops::sample_greedy", sample::greedy),
+    ("ops::sample_broken_rows", sample::broken),
+    ("ops::sample_cuts", sample::cuts),
+    ("ops::sample_refusals", sample::refusals),
     ("ops::indices_out_of_range", rows::out_of_range),
     ("ops::refusals", rows::refusals),
     ("ops::linear", linear::shapes),

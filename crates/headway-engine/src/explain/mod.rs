@@ -49,7 +49,7 @@ fn answer(
 ) -> Result<Outcome, ExplainError> {
     let model = subject.needs(contenders).map_err(ExplainError::Subject)?;
     let start = subject.start(options, contenders, open_device);
-    match (Query::new(model, subject.weights_bytes(contenders), options, contenders), start) {
+    match (Query::new(model, subject.weights(contenders), options, contenders), start) {
         (Ok(query), start) => Ok(resolve(model, &query, contenders).settled(start, model)),
         (Err(_), Answer::Options(e)) => Err(e.into()),
         (Err(e), _) => Err(e),

@@ -1,6 +1,6 @@
 //! What can be asked, held against the model and against itself.
 
-use super::{Contenders, ExplainError, Target};
+use super::{Contenders, ExplainError, Target, subject::WeightBytes};
 use crate::{
     models::{ModelNeeds, needs::MixerNeeds},
     options::{DTypeOption, EngineOptions},
@@ -58,6 +58,8 @@ pub struct Query {
     pub(super) kv_memory: u64,
     pub(super) kv_memory_because: String,
     pub(super) weights_bytes: Option<u64>,
+    /// What they take on a device that takes no block-quantised ones.
+    pub(super) device_weights_bytes: Option<u64>,
     /// Of headway's own engine: how drafts are looked up.
     pub(super) lookup: Option<LookupSizes>,
     pub(super) asked: ExplainOptions,
@@ -68,9 +70,9 @@ impl Query {
     ///
     /// # Errors
     /// [`ExplainError`].
-    pub fn new(
+    pub(super) fn new(
         model: &ModelNeeds,
-        weights_bytes: Option<u64>,
+        weights: WeightBytes,
         options: &ExplainOptions,
         contenders: &Contenders,
     ) -> Result<Self, ExplainError> {
@@ -90,7 +92,9 @@ impl Query {
             false => kv_cache_dtype(o, model, dtype, contenders)?,
         };
         let limits = limits_in_force(o, model, own, &target)?;
-        let (kv_memory, kv_memory_because) = kv_memory(options, &target, weights_bytes);
+        let device_weights_bytes = weights.dequantised.filter(|_| target.platform != "cpu");
+        let (kv_memory, kv_memory_because) =
+            kv_memory(options, &target, device_weights_bytes.or(weights.in_files));
         let setting = Setting {
             platform: target.platform,
             capability: target.capability,
@@ -121,7 +125,8 @@ impl Query {
             micro_batching: limits.micro_batching,
             kv_memory,
             kv_memory_because,
-            weights_bytes,
+            weights_bytes: weights.in_files,
+            device_weights_bytes,
             lookup: own.then(|| speculation::lookup_sizes(o)).transpose()?,
             asked: options.clone(),
             target,

@@ -28,6 +28,7 @@ pub(super) fn begin(model: &ModelNeeds, query: &Query, contenders: &Contenders) 
         ..StartupReport::default()
     };
     r.memory.weights_bytes = query.weights_bytes.unwrap_or(0);
+    r.memory.packed_weights_bytes = query.device_weights_bytes.unwrap_or(0);
     r.graph_mode.requested = query.graph_mode.map(|m| m.to_string());
     options(&mut r, model, query);
     r

@@ -99,10 +99,14 @@ impl Subject {
         }
     }
 
-    /// Bytes of its weights in memory; `None` where they are not here.
-    pub(super) fn weights_bytes(&self, contenders: &Contenders) -> Option<u64> {
+    /// What its weights take, where they are here.
+    pub(super) fn weights(&self, contenders: &Contenders) -> WeightBytes {
         let own = self.own.as_ref().ok().filter(|_| matches!(contenders, Contenders::Own(_)));
-        own.map(|o| o.facts.weights_bytes).filter(|b| *b > 0).or(self.weights_bytes)
+        let own = own.map(|o| &o.facts).filter(|f| f.weights_bytes > 0);
+        WeightBytes {
+            in_files: own.map(|f| f.weights_bytes).or(self.weights_bytes),
+            dequantised: own.map(|f| f.narrow_bytes),
+        }
     }
 
     /// What start-up of this engine on this machine would say.
@@ -143,6 +147,15 @@ impl Own {
         }
         all
     }
+}
+
+/// Bytes of a model's weights; `None` where they are not here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WeightBytes {
+    /// In the files.
+    pub in_files: Option<u64>,
+    /// On a device of headway's own engine that takes no block-quantised ones.
+    pub dequantised: Option<u64>,
 }
 
 /// A folder's config, or its GGUF file; and its weight files.

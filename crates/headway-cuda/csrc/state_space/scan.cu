@@ -10,8 +10,10 @@
 // Set from outside: as in `params.cuh`, and SSM, the state's type in the cache.
 #include "state_space/params.cuh"
 
+// Warps that multiply, and their threads; one more loads what they multiply next.
 #define WARPS 4
 #define BLOCK (32 * WARPS)
+#define THREADS_ALL (BLOCK + 32)
 // Elements of a head: as many as make a state of 64 registers a thread.
 #define TILE (HEAD_WIDE <= 16 || STATE_WIDE > 256 ? 16 : HEAD_WIDE <= 32 || STATE_WIDE > 128 ? 32 : 64)
 #define TILES ((HEAD_WIDE + TILE - 1) / TILE)
@@ -91,7 +93,6 @@ __device__ __forceinline__ void zero(State& s) {
 }
 
 __device__ __forceinline__ void from_cache(State& s, const Params& p, const Work& w) {
-    zero(s);
     if (w.request.fresh) return;
     each_pair(s, [&](float& lo, float& hi, int row, int col) {
         row += w.tile * TILE;
@@ -143,12 +144,12 @@ __device__ __forceinline__ void add_part(State& s, float by, const float4* from)
     }
 }
 
-// Rows of a chunk from the workspace; past its end zeros.
+// Rows of a chunk from the workspace, by one warp; past its end zeros.
 template <int COLS, int ROW>
 __device__ __forceinline__ void rows_in(act (&to)[CHUNK][ROW], const Params& p, const Chunk& c, int at, int cols) {
-    // The last round of threads may be past the end, where accesses of a row don't divide them.
-    constexpr int EACH = COLS / 8, ROWS = BLOCK / EACH, ROUNDS = (CHUNK + ROWS - 1) / ROWS;
-    int first = threadIdx.x / EACH, col = threadIdx.x % EACH * 8;
+    // The last round may be past the end, where accesses of a row don't divide the lanes.
+    constexpr int EACH = COLS / 8, ROWS = 32 / EACH, ROUNDS = (CHUNK + ROWS - 1) / ROWS;
+    int lane = threadIdx.x % 32, first = lane / EACH, col = lane % EACH * 8;
     if (first >= ROWS) return;
     int len = col < cols ? c.len : 0;
     const u8* from = p.rows + (i64)(c.row + first) * p.rows_row + (at + (col < cols ? col : 0)) * (int)sizeof(act);
@@ -163,10 +164,9 @@ __device__ __forceinline__ void rows_in(act (&to)[CHUNK][ROW], const Params& p, 
     }
 }
 
-// The chunk's steps, by the first warp; two tokens a lane.
+// The chunk's steps, by one warp; two tokens a lane.
 __device__ __forceinline__ void steps_in(Stage& m, const Params& p, const Chunk& c, int head) {
-    if (threadIdx.x >= 32) return;
-    int t = threadIdx.x * 2;
+    int lane = threadIdx.x % 32, t = lane * 2;
     float dt[2], a = p.a[head] * LOG2E;
     dt[0] = t < c.len ? step_length(p, c.row + t, head) : 0.f;
     dt[1] = t + 1 < c.len ? step_length(p, c.row + t + 1, head) : 0.f;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void steps_in(Stage& m, const Params& p, const Chunk&
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
         before = __shfl_up_sync(~0u, sum, d);
-        if (threadIdx.x >= d) sum += before;
+        if (lane >= d) sum += before;
     }
     float all = __shfl_sync(~0u, sum, 31);
     before = sum - both;
@@ -259,13 +259,16 @@ __device__ __forceinline__ void rows_out(const Stage& m, const act (&state)[TILE
         for (int j = 0; j < TILE / 8; j++) y[j][0] *= e0, y[j][1] *= e0, y[j][2] *= e1, y[j][3] *= e1;
     }
     for (int t0 = 0; t0 <= row; t0 += 16) {
-        float cb[2][4] = {};
+        // Two sums each: products wait for the sum that they go on with.
+        float cb[2][4] = {}, odd[2][4] = {};
 #pragma unroll
         for (int k = 0; k < STATE_WIDE / 16; k++) {
             load_matrices(o, by_cols(m.b, t0, k * 16));
-            mma<ACT>(cb[0], cs[k], o[0], o[1]);
-            mma<ACT>(cb[1], cs[k], o[2], o[3]);
+            mma<ACT>(k % 2 ? odd[0] : cb[0], cs[k], o[0], o[1]);
+            mma<ACT>(k % 2 ? odd[1] : cb[1], cs[k], o[2], o[3]);
         }
+#pragma unroll
+        for (int e = 0; e < 8; e++) cb[e / 4][e % 4] += odd[e / 4][e % 4];
         u32 g[4];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -318,34 +321,44 @@ template <bool ROWS> __device__ __forceinline__ float scan(State& s, Shared& all
         if (ROWS) rows_in<STATE_WIDE>(m.c, p, c, c_at, STATE_WIDE);
         copy_commit();
     };
+    bool loads = threadIdx.x >= BLOCK;
+    auto stage_in = [&](Stage& m, const Chunk& c) {
+        load_in(m, c);
+        steps_in(m, p, c, w.head);
+        copy_wait<0>();
+    };
+    auto state_in = [&] {
+        each_pair(s, [&](float& lo, float& hi, int row, int col) {
+            *(u32*)&all.s[row][col] = Wide<ACT>::pack(lo, hi);
+        });
+    };
     float left = 0.f;
     int chunks = w.segment.chunks;
     const Chunk* list = p.chunks + w.segment.chunk;
     Chunk c = list[0], next = c;
-    load_in(all.stage[0], c);
-    steps_in(all.stage[0], p, c, w.head);
+    if (loads) stage_in(all.stage[0], c);
+    else if (ROWS && !empty) state_in();
+    __syncthreads();
     for (int i = 0; i < chunks; i++) {
         Stage& m = all.stage[i % STAGES];
         Stage& m_next = all.stage[(i + 1) % STAGES];
         bool more = i + 1 < chunks;
         if (more) next = list[i + 1];
-        if (ROWS && !empty)
-            each_pair(s, [&](float& lo, float& hi, int row, int col) {
-                *(u32*)&all.s[row][col] = Wide<ACT>::pack(lo, hi);
-            });
-        copy_wait<0>();
-        __syncthreads();
-        if (STAGES == 2 && more) load_in(m_next, next);
-        if (ROWS) rows_out(m, all.s, p, c, w, empty);
-        advance(s, m);
-        left += m.a[CHUNK - 1];
+        if (!loads) {
+            if (ROWS) rows_out(m, all.s, p, c, w, empty);
+            advance(s, m);
+            left += m.a[CHUNK - 1];
+            if (ROWS && more) {
+                // The others may still read the state before this chunk.
+                asm volatile("bar.sync 1, %0;" ::"n"(BLOCK) : "memory");
+                state_in();
+            }
+        } else if (STAGES == 2 && more) stage_in(m_next, next);
         empty = false;
-        // By the first warp, whose tokens see the fewest before them.
-        if (STAGES == 2 && more) steps_in(m_next, p, next, w.head);
         __syncthreads();
         if (STAGES == 1 && more) {
-            load_in(m_next, next);
-            steps_in(m_next, p, next, w.head);
+            if (loads) stage_in(m_next, next);
+            __syncthreads();
         }
         c = next;
     }
@@ -353,34 +366,37 @@ template <bool ROWS> __device__ __forceinline__ float scan(State& s, Shared& all
 }
 
 // What the segments but the last of each request add to the state; the first one's is the state after it.
-extern "C" __global__ void __launch_bounds__(BLOCK) scan_states(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS_ALL, 2) scan_states(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) u8 memory[];
     Work w(p);
     int count = w.segment.count, index = w.segment.index;
     if (index + 1 >= count) return;
+    bool holds = threadIdx.x < BLOCK;
     State s;
-    if (index == 0) {
+    zero(s);
+    if (holds && index == 0) {
         from_cache(s, p, w);
         // The last segment writes the state while the first reads it.
         to_part(s, w.part(p, count - 1));
-    } else zero(s);
+    }
     float left = scan<false>(s, *(Shared*)memory, p, w, false);
-    to_part(s, w.part(p, index));
+    if (holds) to_part(s, w.part(p, index));
     if (threadIdx.x == 0 && w.tile == 0) w.decay(p, index) = exp2_fast(left);
 }
 
 // Outputs of all segments, and the state after the last of each request.
-extern "C" __global__ void __launch_bounds__(BLOCK, 2) scan_rows(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS_ALL, 2) scan_rows(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) u8 memory[];
     Work w(p);
     int count = w.segment.count, index = w.segment.index;
+    bool holds = threadIdx.x < BLOCK;
     State s;
-    if (count == 1) from_cache(s, p, w);
-    else {
-        zero(s);
+    zero(s);
+    if (holds && count == 1) from_cache(s, p, w);
+    if (holds && count > 1) {
         add_part(s, 0.f, w.part(p, index == 0 ? count - 1 : 0));
         for (int i = 1; i < index; i++) add_part(s, w.decay(p, i), w.part(p, i));
     }
     scan<true>(s, *(Shared*)memory, p, w, index == 0 && w.request.fresh);
-    if (index + 1 == count) to_cache(s, p, w);
+    if (holds && index + 1 == count) to_cache(s, p, w);
 }

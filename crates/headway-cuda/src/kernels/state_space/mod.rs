@@ -13,7 +13,7 @@ pub use shape::{CHUNK, MAX_CONV_KERNEL, MAX_STATE, StatePage};
 
 use self::{
     kernels::{CONV_BLOCK, Form, STEP_BLOCK, STEP_ROWS},
-    shape::SCAN_BLOCK,
+    shape::SCAN_THREADS,
 };
 use super::{kernel_params, ops::rows::Rows};
 use crate::{
@@ -290,10 +290,11 @@ pub fn mix(
     }
     if !batch.stepwise && !lists.segments().is_empty() {
         let grid = [(d.heads * page.tiles()) as u32, lists.segments().len() as u32, 1];
+        let shared = page.shared_bytes();
         if lists.segmented() {
-            launch(Form::States, true, grid, SCAN_BLOCK, page.shared_bytes(), &params)?;
+            launch(Form::States, true, grid, SCAN_THREADS, shared, &params)?;
         }
-        launch(Form::Rows, true, grid, SCAN_BLOCK, page.shared_bytes(), &params)?;
+        launch(Form::Rows, true, grid, SCAN_THREADS, shared, &params)?;
     }
     if lists.covered() < tokens {
         cx.fill_zero(&mut out.reborrow().rows(lists.covered()..tokens)?)?;

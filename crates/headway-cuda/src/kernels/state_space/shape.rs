@@ -10,8 +10,10 @@ pub const MAX_CONV_KERNEL: usize = 16;
 pub const MAX_STATE: usize = 256;
 /// Most tokens of a chunk of the scan.
 pub const CHUNK: usize = 64;
-/// Threads of a block of the scan.
+/// Threads of a block of the scan that hold its state.
 pub(super) const SCAN_BLOCK: usize = 128;
+/// All threads of a block: one more warp loads.
+pub(super) const SCAN_THREADS: usize = SCAN_BLOCK + 32;
 /// Heads and states lie in rows of the workspace padded to this many elements.
 const PADDED_TO: usize = 16;
 

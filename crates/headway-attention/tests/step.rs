@@ -8,7 +8,7 @@ mod support;
 use headway_attention::*;
 use headway_tensor::{DType, Dual, HostBuf, Persistent, TensorMut, TensorRef, View};
 use proptest::prelude::*;
-use sim::{Graph, SimAttn, SimExec};
+use sim::{Graph, SimAttn, SimBuilder, SimExec, SimLayer};
 use std::sync::Arc;
 use support::{HostExec, inputs, registry};
 
@@ -297,6 +297,39 @@ fn the_registry_keeps_names_apart() -> Result<()> {
     assert_eq!(r.iter().count(), 3);
     let e = r.get("HOST_ATTN")?.parse_config(Some(&serde_json::json!({"rowz": 3}))).err().unwrap();
     assert!(e.to_string().contains("rowz") && e.to_string().contains("[backend.HOST_ATTN]"), "{e}");
+    Ok(())
+}
+
+/// The simulated device's own backend of a name that the host has.
+enum SimHostAttn {}
+
+impl AttentionBackend for SimHostAttn {
+    const CONTRACT: u32 = 1;
+    type Exec = SimExec;
+    type Kind = Standard;
+    type Config = ();
+    type Builder = SimBuilder;
+    type Impl = SimLayer;
+    fn rules() -> RuleBook {
+        RuleBook { name: "HOST_ATTN".into(), platform: "sim".into(), ..RuleBook::default() }
+    }
+}
+
+#[test]
+fn a_name_may_be_there_once_a_platform() -> Result<()> {
+    let mut r = registry();
+    r.register::<SimHostAttn>()?;
+    assert!(matches!(r.register::<SimHostAttn>(), Err(AttentionError::Duplicate(_))));
+    let on =
+        |platform: &str| Ok::<_, AttentionError>(r.get_on("host_attn", platform)?.rules().platform.clone());
+    assert_eq!((on("cpu")?.as_ref(), on("sim")?.as_ref(), on("npu")?.as_ref()), ("cpu", "sim", "cpu"));
+    let need = LayerNeed { platform: "sim".into(), ..LayerNeed::default() };
+    let request = BackendRequest { backend: Some("HOST_ATTN".into()), ..BackendRequest::default() };
+    for request in [request, BackendRequest::default()] {
+        assert_eq!(select(&r, "layer 0", &need, &request)?.backend.rules().platform, "sim");
+    }
+    let e = r.get("NO_ATTN").err().unwrap().to_string();
+    assert!(e.contains("there are: NO_WINDOW, SMALL_BLOCKS, HOST_ATTN (did"), "{e}");
     Ok(())
 }
 

@@ -38,7 +38,13 @@ impl Registry {
     /// [`AttentionError::Unknown`], with the names there are and the nearest by spelling.
     pub fn get(&self, name: &str) -> Result<&Arc<dyn DynBackend>> {
         self.backends.iter().find(|b| b.rules().name.eq_ignore_ascii_case(name)).ok_or_else(|| {
-            let names: Vec<_> = self.backends.iter().map(|b| b.rules().name.to_string()).collect();
+            let mut names: Vec<String> = vec![];
+            for b in &self.backends {
+                let name = b.rules().name.to_string();
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
             AttentionError::Unknown {
                 name: name.to_owned(),
                 nearest: nearest(name, names.iter().map(String::as_str)),

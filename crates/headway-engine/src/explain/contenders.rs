@@ -2,7 +2,7 @@
 
 use super::{ExplainError, described::Described};
 use headway_attention::{
-    AttentionError, BackendRequest, LayerNeed, Registry, Selection,
+    AttentionError, BackendRequest, DynBackend, LayerNeed, Registry, Selection,
     catalog::Catalog,
     process::select::{Refused, reasons, select},
 };
@@ -95,8 +95,10 @@ impl Contenders {
     pub fn rank(&self, need: &LayerNeed, backend: &str) -> usize {
         let at = match self {
             Self::Own(registry) => {
-                let mut of_kind = registry.iter().filter(|b| b.rules().kind == need.kind);
-                of_kind.position(|b| b.rules().name == backend && b.rules().platform == need.platform)
+                let here = |b: &&Arc<dyn DynBackend>| {
+                    b.rules().kind == need.kind && b.rules().platform == need.platform
+                };
+                registry.iter().filter(here).position(|b| b.rules().name == backend)
             }
             Self::Catalog(catalog) => {
                 catalog.priorities(need).ok().and_then(|p| p.iter().position(|n| n == backend))

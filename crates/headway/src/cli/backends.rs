@@ -48,7 +48,8 @@ pub fn run(args: &BackendsArgs, registry: &Registry) -> Result<ExitCode, CliErro
     writeln!(out, "{}", table.trim_fmt())?;
     if args.verbose {
         for b in registry.iter() {
-            writeln!(out, "\n{}: {}", b.rules().name, features(b.rules()))?;
+            let r = b.rules();
+            writeln!(out, "\n{} on {}: {}", r.name, r.platform, features(r))?;
         }
         writeln!(out, "\n{}", instruction_set()?)?;
     }

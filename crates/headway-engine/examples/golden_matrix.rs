@@ -3,7 +3,7 @@
 //!
 //! `golden_matrix cuda:0` runs the models on that device, in its own types, and says which it refuses: the real ones that
 //! are in `HEADWAY_MODELS_DIR`, whose blocks are dequantised, and the tiny ones. A third word is a part of the names of
-//! those to run.
+//! those to run, a fourth the graph mode.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -90,7 +90,7 @@ fn device_types(name: &str) -> &'static [&'static str] {
 }
 
 /// The real models that are at hand, on another device than the CPU.
-fn real_on(device: &str, only: &str) -> Result<Table, String> {
+fn real_on(device: &str, only: &str, graph_mode: Option<&str>) -> Result<Table, String> {
     let mut table = Table::default();
     for (name, file) in REAL.into_iter().filter(|(name, _)| name.contains(only)) {
         let Some(path) = testdata::real_model(file).map_err(|e| e.to_string())? else {
@@ -102,6 +102,7 @@ fn real_on(device: &str, only: &str) -> Result<Table, String> {
         for (golden, dtype) in all.flat_map(|g| device_types(name).iter().map(move |d| (g, d))) {
             let o = EngineOptions {
                 device: Some(device.into()),
+                graph_mode: graph_mode.map(str::to_owned),
                 max_num_seqs: Some(32),
                 kv_cache_memory: Some(2 << 30),
                 ..options(dtype)
@@ -123,18 +124,20 @@ fn real_on(device: &str, only: &str) -> Result<Table, String> {
 }
 
 /// The models on another device than the CPU.
-fn on(device: &str, only: &str) -> Result<bool, String> {
-    let mut table = real_on(device, only)?;
+fn on(device: &str, only: &str, graph_mode: Option<&str>) -> Result<bool, String> {
+    let mut table = real_on(device, only, graph_mode)?;
     let mut refused = std::collections::BTreeSet::new();
     for (block, chunk) in [(16, 5), (16, 512), (32, 64), (48, 512)] {
         let o = EngineOptions {
             device: Some(device.into()),
+            graph_mode: graph_mode.map(str::to_owned),
             block_size: Some(block),
             max_num_batched_tokens: Some(chunk),
             max_num_seqs: Some(chunk.min(16)),
             ..EngineOptions::default()
         };
-        let way = format!("{device} block {block} chunk {chunk}");
+        let mode = graph_mode.unwrap_or("default graphs");
+        let way = format!("{device} {mode} block {block} chunk {chunk}");
         let t = walk::all_tiny(Compute::Half, &way, |golden, dir| {
             if !golden.model.name.contains(only) {
                 return Ok(None);
@@ -160,7 +163,8 @@ fn on(device: &str, only: &str) -> Result<bool, String> {
 
 fn run() -> Result<bool, String> {
     if let Some(device) = std::env::args().nth(1) {
-        return on(&device, &std::env::args().nth(2).unwrap_or_default());
+        let args: Vec<String> = std::env::args().skip(2).collect();
+        return on(&device, args.first().map_or("", String::as_str), args.get(1).map(String::as_str));
     }
     let mut table = Table::default();
     for (way, options) in ways() {

@@ -57,7 +57,7 @@ struct Run {
     answers: Answers,
     replayed: u64,
     steps: u64,
-    captured: Vec<usize>,
+    captured: [Vec<usize>; 2],
     in_force: String,
     lowered: Vec<String>,
     sizes: BTreeSet<usize>,
@@ -117,7 +117,10 @@ fn run(device: &str, dir: &Path, mode: &str, way: &Way) -> Result<Run, String> {
         answers,
         replayed: times.replayed,
         steps: times.steps,
-        captured: graphs.captured.as_ref().map_or(vec![], |c| c.sizes.clone()),
+        captured: match &graphs.captured {
+            Some(c) => [c.sizes.clone(), c.piecewise_sizes.clone()],
+            None => Default::default(),
+        },
         in_force: graphs.in_force.clone(),
         lowered: graphs.lowerings.iter().map(|l| l.because.clone()).collect(),
         sizes,
@@ -191,10 +194,11 @@ fn case(device: &str, dir: &Path, way: &Way) -> Result<String, String> {
     }
     let (rows, most) = compare(&plain.answers, &graphs.answers, way)?;
     Ok(format!(
-        "{} in force{}, captured {:?}, {} of {} steps replayed, tokens came of {:?} requests at once, {rows} rows the same{}",
+        "{} in force{}, captured {:?} whole and {:?} in pieces, {} of {} steps replayed, tokens came of {:?} requests at once, {rows} rows the same{}",
         graphs.in_force,
         graphs.lowered.iter().map(|l| format!(" ({l})")).collect::<String>(),
-        graphs.captured,
+        graphs.captured[0],
+        graphs.captured[1],
         graphs.replayed,
         graphs.steps,
         graphs.sizes,
@@ -206,7 +210,7 @@ fn main() -> ExitCode {
     let device = std::env::args().nth(1).unwrap_or_else(|| "cuda:0".into());
     let mut failed = false;
     for model in MODELS {
-        for mode in ["FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"] {
+        for mode in ["FULL_DECODE_ONLY", "FULL", "PIECEWISE", "FULL_AND_PIECEWISE"] {
             for (batch_invariant, drafts) in [(true, 0), (false, 0), (true, 2)] {
                 if drafts > 0 && model == STATEFUL {
                     continue;

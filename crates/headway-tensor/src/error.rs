@@ -59,3 +59,10 @@ pub enum TensorError {
     #[error("{0}")]
     Unsupported(String),
 }
+
+impl TensorError {
+    /// Whether memory is used up: what failed may succeed with less at a time.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. })
+    }
+}

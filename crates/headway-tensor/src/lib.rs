@@ -22,9 +22,13 @@ pub mod fp8;
 pub mod graph;
 pub mod memory;
 pub mod ops;
+pub mod packed;
+pub mod persistent;
 pub mod quant;
 pub mod row_quant;
 pub mod tensor;
+#[cfg(test)]
+mod testing;
 pub mod view;
 pub mod weight;
 
@@ -38,7 +42,9 @@ pub use experts::{
 pub use graph::{Graph, Graphs};
 pub use memory::{Device, DeviceMem, Exec, HostBuf, Pod};
 pub use ops::{Activation, GatedNorm, Linear, LinearPart, Ops, RopeStyle};
+pub use packed::{Packed, Part};
+pub use persistent::{Changes, Persistent};
 pub use row_quant::{RowQuant, RowQuantKind};
 pub use tensor::{Dims, Tensor, TensorMut, TensorRef};
-pub use view::{Dual, Persistent, View};
+pub use view::{Dual, View};
 pub use weight::{BytesOwner, SharedBytes, Weight, WeightError, WeightType};

@@ -1,22 +1,25 @@
-//! Step inputs: [`View`] (read-only, cheap to clone), [`Persistent`] (the one writer of a buffer
-//! that lives as long as the model), [`Dual`] (host slice to plan from, and the view kernels read).
-//! Not for activations or caches: see [`crate::Tensor`].
+//! Step inputs: [`View`] (read-only, cheap to clone) and [`Dual`] (host slice to plan from, and the view kernels read).
+//! Who writes them: [`crate::Persistent`] one array, [`crate::Packed`] many at once. Not for activations or caches: see
+//! [`crate::Tensor`].
 
-use crate::{DeviceMem, Exec, Pod, Result};
+use crate::{DeviceMem, HostBuf, Pod};
 use std::{ops::Range, sync::Arc};
 
 #[derive(Clone, Debug)]
-enum Mem<T> {
+pub(crate) enum Mem<T> {
     Host(Arc<Vec<T>>),
+    /// Elements in bytes that arrays of other types share.
+    Shared(Arc<HostBuf>),
     Dev(Arc<dyn DeviceMem>),
 }
 
 /// Read-only elements on the host or a device: cheap to clone, `'static`.
 #[derive(Clone, Debug)]
 pub struct View<T> {
-    mem: Mem<T>,
-    off: usize,
-    len: usize,
+    pub(crate) mem: Mem<T>,
+    /// In elements.
+    pub(crate) off: usize,
+    pub(crate) len: usize,
 }
 
 impl<T: Pod> View<T> {
@@ -40,6 +43,11 @@ impl<T: Pod> View<T> {
     pub fn host(&self) -> Option<&[T]> {
         match &self.mem {
             Mem::Host(v) => v.get(self.off..self.off + self.len),
+            Mem::Shared(b) => {
+                let size = size_of::<T>();
+                let bytes = b.as_bytes().get(self.off * size..(self.off + self.len) * size)?;
+                bytemuck::try_cast_slice(bytes).ok()
+            }
             Mem::Dev(_) => None,
         }
     }
@@ -48,7 +56,7 @@ impl<T: Pod> View<T> {
     pub fn device_mem(&self) -> Option<&Arc<dyn DeviceMem>> {
         match &self.mem {
             Mem::Dev(d) => Some(d),
-            Mem::Host(_) => None,
+            Mem::Host(_) | Mem::Shared(_) => None,
         }
     }
 
@@ -56,6 +64,7 @@ impl<T: Pod> View<T> {
     pub fn addr(&self) -> u64 {
         match &self.mem {
             Mem::Host(v) => v.as_ptr() as u64 + (self.off * size_of::<T>()) as u64,
+            Mem::Shared(b) => b.as_bytes().as_ptr() as u64 + (self.off * size_of::<T>()) as u64,
             Mem::Dev(d) => d.addr() + (self.off * size_of::<T>()) as u64,
         }
     }
@@ -70,87 +79,11 @@ impl<T: Pod> View<T> {
     }
 }
 
-/// The one writer of a buffer that views are handed out of. Not `Clone`.
-///
-/// On the host the buffer is recycled when no view of it is left; a view that is still alive costs a
-/// fresh allocation (counted in [`Persistent::reallocs`]), never a torn read. On a device it is
-/// written in place, stream-ordered, at an address that stays the same for life.
-#[derive(Debug)]
-pub struct Persistent<T> {
-    mem: Mem<T>,
-    staging: Vec<T>,
-    cap: usize,
-    reallocs: usize,
-}
-
-impl<T: Pod> Persistent<T> {
-    /// Room for `cap` elements on `cx`'s device.
-    ///
-    /// # Errors
-    /// [`crate::TensorError::OutOfMemory`], the device's own.
-    pub fn new(cx: &dyn Exec, cap: usize) -> Result<Self> {
-        Ok(match cx.alloc(cap * size_of::<T>())? {
-            Some(d) => Self { mem: Mem::Dev(d), staging: vec![T::default(); cap], cap, reallocs: 0 },
-            None => Self::host(cap),
-        })
-    }
-
-    /// Room for `cap` elements on the host.
-    pub fn host(cap: usize) -> Self {
-        Self { mem: Mem::Host(Arc::new(vec![T::default(); cap])), staging: Vec::new(), cap, reallocs: 0 }
-    }
-
-    /// Elements that fit.
-    pub fn capacity(&self) -> usize {
-        self.cap
-    }
-
-    /// How often a view that was still alive forced a fresh host allocation.
-    pub fn reallocs(&self) -> usize {
-        self.reallocs
-    }
-
-    /// Writes the first `n` elements with `fill` (which sees what the buffer held before, or
-    /// defaults) and returns a view of them.
-    ///
-    /// # Panics
-    /// When `n` is over the capacity: capacities come from the model's limits at start-up.
-    pub fn write(&mut self, cx: &dyn Exec, n: usize, fill: impl FnOnce(&mut [T])) -> View<T> {
-        assert!(n <= self.cap, "{n} elements into a persistent buffer of {}", self.cap);
-        match &mut self.mem {
-            Mem::Host(v) => {
-                if Arc::get_mut(v).is_none() {
-                    self.reallocs += 1;
-                    *v = Arc::new(vec![T::default(); self.cap]);
-                }
-                if let Some(v) = Arc::get_mut(v) {
-                    fill(&mut v[..n]);
-                }
-            }
-            Mem::Dev(d) => {
-                fill(&mut self.staging[..n]);
-                cx.upload(d, 0, bytemuck::cast_slice(&self.staging[..n]));
-            }
-        }
-        View { mem: self.mem.clone(), off: 0, len: n }
-    }
-
-    /// As [`Persistent::write`], with the host copy that builders plan from: on a CPU both are one
-    /// memory.
-    pub fn write_dual(&mut self, cx: &dyn Exec, n: usize, fill: impl FnOnce(&mut [T])) -> Dual<T> {
-        let dev = self.write(cx, n, fill);
-        match &self.mem {
-            Mem::Host(_) => Dual { host: dev.clone(), dev },
-            Mem::Dev(_) => Dual { host: View::from_vec(self.staging[..n].to_vec()), dev },
-        }
-    }
-}
-
 /// A host slice that builders plan from, and the view that kernels read. On a CPU: one memory.
 #[derive(Clone, Debug)]
 pub struct Dual<T> {
-    host: View<T>,
-    dev: View<T>,
+    pub(crate) host: View<T>,
+    pub(crate) dev: View<T>,
 }
 
 impl<T: Pod> Dual<T> {
@@ -197,37 +130,6 @@ impl<T: Pod> Dual<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Device;
-
-    struct Cpu;
-    impl Exec for Cpu {
-        fn device(&self) -> Device {
-            Device::CPU
-        }
-        fn alloc(&self, _: usize) -> Result<Option<Arc<dyn DeviceMem>>> {
-            Ok(None)
-        }
-        fn upload(&self, _: &Arc<dyn DeviceMem>, _: usize, _: &[u8]) {}
-    }
-
-    #[test]
-    fn a_dropped_view_lets_the_buffer_be_recycled() {
-        let mut p = Persistent::<i32>::new(&Cpu, 4).unwrap();
-        for step in 0..3 {
-            let v = p.write(&Cpu, 2, |o| o.fill(step));
-            assert_eq!(v.host(), Some(&[step, step][..]));
-        }
-        assert_eq!(p.reallocs(), 0);
-    }
-
-    #[test]
-    fn a_living_view_keeps_its_elements() {
-        let mut p = Persistent::<i32>::new(&Cpu, 4).unwrap();
-        let old = p.write(&Cpu, 3, |o| o.fill(7));
-        let new = p.write(&Cpu, 3, |o| o.fill(8));
-        assert_eq!((old.host(), new.host()), (Some(&[7; 3][..]), Some(&[8; 3][..])));
-        assert_eq!(p.reallocs(), 1);
-    }
 
     #[test]
     fn slices_share_memory() {

@@ -176,6 +176,8 @@ mod tests {
         assert!(none.to_string().contains("shows no device (CUDA_ERROR_NO_DEVICE)"), "{none}");
         let few = CudaError::NoDevice { ordinal: 4, count: 2, says: String::new() };
         assert_eq!(few.to_string(), "no device cuda:4: the driver shows cuda:0 to cuda:1");
+        let one = CudaError::NoDevice { ordinal: 7, count: 1, says: String::new() };
+        assert_eq!(one.to_string(), "no device cuda:7: the driver shows one, cuda:0");
     }
 
     #[test]

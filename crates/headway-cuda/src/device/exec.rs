@@ -64,7 +64,7 @@ impl CudaExec {
             op_kernels: OpKernels::default(),
             gemm: OnceCell::new(),
             fault: Fault::new(Arc::clone(&context))?,
-            heap: Heap::new(context, device),
+            heap: Heap::new(context, device, options.memory_limit),
             stream,
             info,
             batch_invariant: options.batch_invariant,
@@ -89,6 +89,16 @@ impl CudaExec {
     /// The driver's.
     pub fn free_and_total_memory(&self) -> Result<(u64, u64)> {
         self.heap.free_and_total()
+    }
+
+    /// The driver's refusal of something that takes so many bytes of the device's memory.
+    pub(crate) fn refused(
+        &self,
+        doing: impl Into<String>,
+        bytes: usize,
+        e: cudarc::driver::DriverError,
+    ) -> CudaError {
+        self.heap.refused(doing, bytes as u64, e)
     }
 
     /// The stream, for calls into other libraries.

@@ -4,9 +4,12 @@ use super::{
     error::{CudaError, Doing, Result, is_out_of_memory},
     ledger::Ledger,
 };
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::{CudaContext, DriverError, result};
 use headway_tensor::{Device, DeviceMem};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 /// What allocations and graphs of a device share.
 #[derive(Debug)]
@@ -14,11 +17,15 @@ pub(super) struct Heap {
     pub context: Arc<CudaContext>,
     pub device: Device,
     ledger: Mutex<Ledger>,
+    /// Bytes that owners hold.
+    held: AtomicU64,
+    limit: u64,
 }
 
 impl Heap {
-    pub fn new(context: Arc<CudaContext>, device: Device) -> Arc<Self> {
-        Arc::new(Self { context, device, ledger: Mutex::default() })
+    pub fn new(context: Arc<CudaContext>, device: Device, limit: Option<u64>) -> Arc<Self> {
+        let (ledger, held) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Self { context, device, ledger, held, limit: limit.unwrap_or(u64::MAX) })
     }
 
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -31,18 +38,29 @@ impl Heap {
         Ok((free as u64, total as u64))
     }
 
+    /// The driver's refusal of something that takes so many bytes.
+    pub fn refused(&self, doing: impl Into<String>, bytes: u64, e: DriverError) -> CudaError {
+        if !is_out_of_memory(&e) {
+            return CudaError::driver(doing, e);
+        }
+        match self.free_and_total() {
+            Ok((free, total)) => CudaError::OutOfMemory { device: self.device, bytes, free, total },
+            Err(e) => e,
+        }
+    }
+
     /// `bytes` of memory, whose contents are anything.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<CudaMem> {
+        let left = self.limit.saturating_sub(self.held.load(Relaxed));
+        if bytes as u64 > left {
+            let (device, bytes) = (self.device, bytes as u64);
+            return Err(CudaError::OutOfMemory { device, bytes, free: left, total: self.limit });
+        }
         self.context.bind_to_thread().doing("binding the context")?;
         // SAFETY: the context is bound; a size of 0 is refused by the driver, so there is at least a byte.
-        let addr = match unsafe { result::malloc_sync(bytes.max(1)) } {
-            Ok(addr) => addr,
-            Err(e) if is_out_of_memory(&e) => {
-                let (free, total) = self.free_and_total()?;
-                return Err(CudaError::OutOfMemory { device: self.device, bytes: bytes as u64, free, total });
-            }
-            Err(e) => return Err(CudaError::driver(format!("allocating {bytes} bytes"), e)),
-        };
+        let addr = unsafe { result::malloc_sync(bytes.max(1)) }
+            .map_err(|e| self.refused(format!("allocating {bytes} bytes"), bytes as u64, e))?;
+        self.held.fetch_add(bytes as u64, Relaxed);
         let serial = self.ledger().allocated();
         Ok(CudaMem { heap: Arc::clone(self), addr, bytes, serial })
     }
@@ -82,6 +100,7 @@ impl DeviceMem for CudaMem {
 
 impl Drop for CudaMem {
     fn drop(&mut self) {
+        self.heap.held.fetch_sub(self.bytes as u64, Relaxed);
         let now = self.heap.ledger().dropped(self.serial, self.addr);
         if now {
             self.heap.free(&[self.addr]);

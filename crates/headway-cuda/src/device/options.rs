@@ -15,6 +15,8 @@ pub struct CudaOptions {
     pub batch_invariant: bool,
     /// Where compiled kernels are kept; `None`: as [`default_folder`](crate::compile::default_folder) says.
     pub kernel_cache: Option<PathBuf>,
+    /// Bytes that may be allocated, all together: the rest is for others. `None`: what the device has.
+    pub memory_limit: Option<u64>,
     /// Hears what is compiled.
     pub progress: Option<Progress>,
 }
@@ -25,6 +27,7 @@ impl fmt::Debug for CudaOptions {
             .field("ordinal", &self.ordinal)
             .field("batch_invariant", &self.batch_invariant)
             .field("kernel_cache", &self.kernel_cache)
+            .field("memory_limit", &self.memory_limit)
             .field("progress", &self.progress.is_some())
             .finish()
     }

@@ -69,10 +69,11 @@ impl CudaExec {
             return Ok(Arc::clone(module));
         }
         let code = self.kernels.compiler.cubin(spec.file, &spec.defines)?;
+        let bytes = code.len();
         let module = self
             .context()
             .load_module(Ptx::from_binary(code))
-            .map_err(|e| CudaError::driver(format!("loading {}", spec.file), e))?;
+            .map_err(|e| self.refused(format!("loading {}", spec.file), bytes, e))?;
         self.kernels.modules.borrow_mut().insert(key, Arc::clone(&module));
         Ok(module)
     }

@@ -13,7 +13,7 @@ use headway_tensor::{Exec, Tensor};
 use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
 use std::{any::Any, collections::BTreeMap, sync::Arc};
 
-pub const TESTS: &[Test] = &[("attention: the backend suite", suite)];
+pub const TESTS: &[Test] = &[("attention: the backend suite", suite), ("attention: a sample of it", sample)];
 
 /// Bytes between the host and a CUDA device.
 pub struct CudaMemory;
@@ -77,9 +77,18 @@ pub fn specs() -> Result<Vec<KernelSpec>, AttentionError> {
 }
 
 fn suite(cx: &CudaExec) -> Outcome {
+    run(cx, &SuiteConfig::default())
+}
+
+/// So few cells that tools which watch every access are done with them soon.
+fn sample(cx: &CudaExec) -> Outcome {
+    run(cx, &SuiteConfig { every: 23, ..SuiteConfig::default() })
+}
+
+fn run(cx: &CudaExec, config: &SuiteConfig) -> Outcome {
     let mut said = vec![];
     for backend in backends().map_err(|e| e.to_string())? {
-        let report = run_suite_with(&*backend, cx, &CudaMemory, &SuiteConfig::default());
+        let report = run_suite_with(&*backend, cx, &CudaMemory, config);
         if !report.ok() {
             return Err(report.to_string());
         }

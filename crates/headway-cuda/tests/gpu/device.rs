@@ -1,13 +1,16 @@
 //! Memory, uploads, graphs, events, kept kernels.
 
-use crate::{Outcome, Test, ensure, text};
+use crate::{Outcome, Test, compiled, ensure, text};
 use headway_cuda::{CudaExec, CudaOptions, device::RING_BYTES};
-use headway_tensor::{DType, Device, DeviceMem, Exec, Ops, Persistent, Tensor, TensorError};
+use headway_tensor::{
+    DType, Device, DeviceMem, Exec, LinearPart, Ops, Persistent, Tensor, TensorError, Weight,
+};
 use std::{cell::RefCell, fs, rc::Rc, sync::Arc};
 
 pub const TESTS: &[Test] = &[
     ("device::memory", memory),
     ("device::out_of_memory", out_of_memory),
+    ("device::memory_limit", memory_limit),
     ("device::uploads_round_the_ring", ring),
     ("device::kept_failures", kept_failures),
     ("device::strided_reads", strided_reads),
@@ -60,6 +63,36 @@ fn out_of_memory(cx: &CudaExec) -> Outcome {
     }
     alloc(cx, 1 << 20)?;
     Ok(format!("{asked} bytes refused, the device lives"))
+}
+
+/// What a first product allocates fails and can be had later; nothing that was there is harmed.
+fn memory_limit(_: &CudaExec) -> Outcome {
+    const LIMIT: usize = 48 << 20;
+    let options = CudaOptions {
+        kernel_cache: Some(compiled::folder()),
+        memory_limit: Some(LIMIT as u64),
+        ..CudaOptions::default()
+    };
+    let cx = &CudaExec::open(options).map_err(text)?;
+    let weight = Weight::from_f32("w", vec![64, 64], &[0.5; 64 * 64]).map_err(text)?;
+    let w = cx.load_linear(vec![LinearPart { weight, bias: None }], Some(DType::BF16)).map_err(text)?;
+    let x = Tensor::from_slice(cx, &[half::bf16::ONE; 64], &[1, 64]).map_err(text)?;
+    let mut out = Tensor::zeros(cx, DType::BF16, &[1, 64]).map_err(text)?;
+    let filler = alloc(cx, LIMIT - (1 << 20))?;
+    let mut product = || cx.linear(&*w, x.view(), out.view_mut());
+    let (refused, words) = match product() {
+        Err(e) => (e.is_out_of_memory(), e.to_string()),
+        Ok(()) => (false, "no failure".into()),
+    };
+    ensure(refused && words.contains(&format!("of {LIMIT} bytes are free")), || words.clone())?;
+    ensure(cx.alloc(2 << 20).is_err_and(|e| e.is_out_of_memory()), || "more than the limit".into())?;
+    alloc(cx, 1 << 10)?;
+    drop(filler);
+    product().map_err(text)?;
+    let found: Vec<u8> = cx.read_tensor(out.view()).map_err(text)?;
+    let right = half::bf16::from_f32(32.0).to_le_bytes().repeat(64);
+    ensure(found == right, || format!("{:?}", &found[..8]))?;
+    Ok(words)
 }
 
 /// Many uploads of many sizes, more than the ring holds, each readable in the end.

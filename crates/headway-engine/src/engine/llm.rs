@@ -8,14 +8,15 @@ use super::{
     session::Session,
 };
 use crate::{
-    models::plan::CausalLayers,
+    models::{ModelError, plan::CausalLayers},
     runner::{ModelRunner, StartupReport, step_times::Laps},
     sampling::{DeviceChoices, Sampler},
     scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
     speculation::{LookupSizes, SpeculationStats},
     text::{ChatTemplate, TextError, Tokenizer},
 };
-use std::{collections::HashMap, time::Duration};
+use headway_attention::KvCacheSpec;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// An engine with a model.
 pub struct LlmEngine {
@@ -92,6 +93,20 @@ impl LlmEngine {
         match &self.tokenizer {
             Some(t) => t.chat_template(),
             None => Err(TextError::NoChatTemplate),
+        }
+    }
+
+    /// Ends what a step without memory asked most for: its longest prefill, or without one its last request. The others
+    /// are scheduled again; where layers keep states, which the step left half written, all of them end.
+    fn give_up(&mut self, why: ModelError, events: &mut Vec<Event>) {
+        let why = Arc::new(why);
+        let states = self.runner.groups().iter().any(|g| matches!(g.info().spec, KvCacheSpec::Mamba(_)));
+        let most =
+            self.plan.requests.iter().max_by_key(|r| (r.is_prefilling, r.num_new_tokens)).map(|r| r.id);
+        for id in self.plan.requests.iter().map(|r| r.id).filter(|id| states || Some(*id) == most) {
+            self.sessions.remove(&id);
+            self.scheduler.abort(id);
+            events.push(Event::Failed(id, RequestError::OutOfMemory(why.clone())));
         }
     }
 
@@ -185,7 +200,11 @@ impl Engine for LlmEngine {
             Ok(failed) => failed,
             Err(e) => {
                 self.scheduler.cancel_step()?;
-                return Err(e.into());
+                if e.out_of_memory().is_none() {
+                    return Err(e.into());
+                }
+                self.give_up(e, events);
+                return Ok(());
             }
         };
         for id in failed {

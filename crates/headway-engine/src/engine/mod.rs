@@ -78,7 +78,8 @@ pub trait Engine {
     /// Ends a request; `false` when there is none of that id. Its pages go back to the pool.
     fn abort(&mut self, id: RequestId) -> bool;
 
-    /// Runs one step and appends what came of it. Without work it does nothing.
+    /// Runs one step and appends what came of it. Without work it does nothing. A step that memory doesn't suffice for
+    /// ends the request that asked most of it ([`RequestError::OutOfMemory`]); the others are computed later.
     ///
     /// # Errors
     /// A step that failed as a whole; nothing of it counts.

@@ -2,12 +2,13 @@
 
 use super::ranges::RangeError;
 use crate::{
+    models::ModelError,
     sampling::{Logprobs, ParamsError, SamplingError, SamplingParams},
     scheduler::{RequestId, SchedulerError},
     speculation::SpeculationStats,
     text::TextError,
 };
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// One request.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +54,13 @@ pub enum RequestError {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// The step that computed it ran out of memory. Requests beside it go on, but where layers keep states, which such a
+    /// step leaves half written.
+    #[error(
+        "{0}; a step of fewer tokens needs less: lower --max-num-batched-tokens or --max-num-seqs, or leave steps more \
+         memory with a lower --kv-cache-memory"
+    )]
+    OutOfMemory(Arc<ModelError>),
     /// A prompt id that the model doesn't have.
     #[error("prompt id {id} is outside the vocabulary of {vocab_size}; ids go from 0 to {}", vocab_size - 1)]
     IdOutOfRange {

@@ -87,3 +87,14 @@ pub enum ModelError {
     #[error(transparent)]
     Attention(#[from] AttentionError),
 }
+
+impl ModelError {
+    /// What says that memory is used up, where that is the reason.
+    pub fn out_of_memory(&self) -> Option<&TensorError> {
+        match self {
+            Self::Tensor(e) | Self::Attention(AttentionError::Tensor(e)) => Some(e),
+            _ => None,
+        }
+        .filter(|e| e.is_out_of_memory())
+    }
+}

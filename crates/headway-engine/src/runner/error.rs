@@ -43,6 +43,16 @@ pub enum StartupError {
         /// Bytes that could be had after the weights.
         available: u64,
     },
+    /// Memory that couldn't be had.
+    #[error("no memory for {what}: {source}; {remedy}")]
+    OutOfMemory {
+        /// What it was for.
+        what: &'static str,
+        /// How much was asked for, and how much is free.
+        source: TensorError,
+        /// What to lower.
+        remedy: &'static str,
+    },
     /// A graph that couldn't be captured.
     #[error(
         "capturing a graph of {tokens} tokens: {source}; give --graph-mode NONE, or lower --kv-cache-memory where memory is short"
@@ -114,4 +124,41 @@ pub enum StartupError {
     /// The device.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+}
+
+impl StartupError {
+    /// The same, where memory is used up with what it was for and what to lower.
+    pub(super) fn in_need_of(self, what: &'static str, remedy: &'static str) -> Self {
+        let short = match &self {
+            Self::Tensor(e) | Self::Attention(AttentionError::Tensor(e)) => Some(e),
+            Self::Model(e) => e.out_of_memory(),
+            _ => None,
+        };
+        match short.filter(|e| e.is_out_of_memory()).cloned() {
+            Some(source) => Self::OutOfMemory { what, source, remedy },
+            None => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_said_with_what_to_lower() {
+        let oom = || TensorError::OutOfMemory { what: "cuda:0 (7 of 50 bytes are free)".into(), bytes: 100 };
+        let text = "no memory for the KV cache: out of memory: 100 bytes for cuda:0 (7 of 50 bytes are free) could not \
+                    be allocated; lower --kv-cache-memory";
+        let all: [StartupError; 3] = [
+            oom().into(),
+            AttentionError::from(oom()).into(),
+            ModelError::from(AttentionError::from(oom())).into(),
+        ];
+        for e in all {
+            assert_eq!(e.in_need_of("the KV cache", "lower --kv-cache-memory").to_string(), text);
+        }
+        let other = StartupError::from(TensorError::Unsupported("no".into()));
+        assert_eq!(other.in_need_of("the KV cache", "lower it").to_string(), "no");
+    }
 }

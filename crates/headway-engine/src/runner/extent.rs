@@ -6,8 +6,10 @@ use crate::scheduler::StepPlan;
 /// without tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// New tokens.
+    /// New tokens, as the layers compute them.
     pub tokens: usize,
+    /// Of these, the ones that metadata knows of: where kernels run by themselves the step's own.
+    pub attended: usize,
     /// Requests.
     pub reqs: usize,
     /// Rows of logits; the first token's where the step wants none.
@@ -22,7 +24,7 @@ impl Extent {
     /// Of a step without padding.
     pub fn of(plan: &StepPlan) -> Self {
         let (tokens, reqs, logits) = (plan.num_tokens(), plan.requests.len(), plan.num_logits());
-        Self { tokens, reqs, logits, whole_tables: false, writes: true }
+        Self { tokens, attended: tokens, reqs, logits, whole_tables: false, writes: true }
     }
 }
 
@@ -59,7 +61,7 @@ mod tests {
         inputs.write(&cx, &full, Extent::of(&full), table, &mut commons).map(drop).unwrap();
         assert_eq!(commons[0].block_table_stride, 3);
         commons.clear();
-        let extent = Extent { tokens: 4, reqs: 4, logits: 4, whole_tables: true, writes: true };
+        let extent = Extent { tokens: 4, attended: 4, reqs: 4, logits: 4, whole_tables: true, writes: true };
         let tokens = inputs.write(&cx, &decodes(&[17, 2]), extent, table, &mut commons).unwrap();
         let (c, decoder) = (&commons[0], tokens.decoder());
         assert_eq!(decoder.token_ids.host(), Some(&[7, 7, 0, 0][..]));
@@ -72,6 +74,16 @@ mod tests {
         assert_eq!(c.block_table_stride, 4);
         assert_eq!(c.block_table.host(), [3, 4, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(c.slot_mapping.host(), Some(&[4 * 16 + 1, 3 * 16 + 2, -1, -1][..]));
+        drop(tokens);
+        commons.clear();
+        // Rows of a step in pieces are padded; what its kernels see is not.
+        let pieces = Extent { attended: 2, reqs: 2, logits: 2, ..extent };
+        let tokens = inputs.write(&cx, &decodes(&[17, 2]), pieces, table, &mut commons).unwrap();
+        let (c, decoder) = (&commons[0], tokens.decoder());
+        assert_eq!(decoder.token_ids.host(), Some(&[7, 7, 0, 0][..]));
+        assert_eq!((c.inputs.num_reqs, c.inputs.num_actual_tokens), (2, 2));
+        assert_eq!(c.inputs.positions.as_ref().map(|p| p.len()), Some(2));
+        assert_eq!(c.slot_mapping.host(), Some(&[4 * 16 + 1, 3 * 16 + 2][..]));
         drop(tokens);
         commons.clear();
         let idle = Extent { writes: false, ..extent };

@@ -5,7 +5,7 @@ use super::{
     StartupReport,
     extent::Extent,
     fast_prefill::FastRows,
-    graphs::CapturedGraphs,
+    graphs::{CapturedGraphs, StepRun},
     inputs::{InputBuffers, TokenInputs},
     logits::{self, StepLogits},
     micro_batches::MicroBatches,
@@ -53,13 +53,15 @@ impl ModelRunner {
     ) -> Result<StepLogits<'_>, ModelError> {
         let mut laps = Laps::start();
         let graph = self.graphs.dispatch(plan);
-        let extent = graph.map_or_else(|| Extent::of(plan), |(_, extent)| extent);
+        let alone = || Extent { whole_tables: self.graphs.any(), ..Extent::of(plan) };
+        let extent = graph.map_or_else(alone, |(_, extent)| extent);
         let (tokens, cut) = self.prepare(plan, table, extent, false, &mut laps)?;
         let cx = &*self.ops;
         let rows = if let Some((index, _)) = graph {
-            self.graphs.replay(index, &self.step)?;
             self.times.replayed += 1;
-            self.decoder.replayed(extent.tokens, extent.logits)?.rows(0..plan.num_logits())?
+            let (input, step, kv) = (tokens.decoder(), &self.step, &mut self.kv);
+            let run = StepRun { ops: cx, input, step, kv };
+            self.graphs.replay(index, &mut self.decoder, run, plan.num_logits())?
         } else if cut {
             let mut rows = 0;
             for (part, step) in self.micro.parts() {

@@ -136,10 +136,14 @@ pub struct GraphModeReport {
 /// The graphs that were captured at start-up.
 #[derive(Clone, Debug, Default, Serialize, PartialEq)]
 pub struct CaptureReport {
-    /// Tokens of each, ascending.
+    /// Tokens of each graph of a whole step, ascending.
     pub sizes: Vec<usize>,
     /// Kernels, copies and fills of the largest.
     pub nodes: usize,
+    /// Tokens of each step that was captured in pieces, ascending.
+    pub piecewise_sizes: Vec<usize>,
+    /// Kernels, copies and fills in all pieces of the largest.
+    pub piecewise_nodes: usize,
     /// How long it took, the runs before each capture included.
     pub seconds: f64,
     /// Bytes of the device's memory that it took.

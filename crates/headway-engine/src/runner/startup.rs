@@ -39,7 +39,7 @@ use headway_attention::{
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
 };
-use headway_tensor::{DType, HostBuf, Ops, Persistent, RowQuant};
+use headway_tensor::{DType, Exec, HostBuf, Ops, Persistent, RowQuant};
 use std::{collections::HashMap, sync::Arc};
 
 /// A started model.
@@ -88,10 +88,15 @@ impl Startup {
         let facts = Facts::of(files)?;
         let decided = decide(&facts, options, &device.place)?;
         headers::check(&decided.plan, &*files.checkpoint)?;
-        let decoder = load(files, options, &*device.ops, &decided, progress)?;
+        let decoder = load(files, options, &*device.ops, &decided, progress).map_err(|e| {
+            e.in_need_of(
+                "the model's weights and activations",
+                "lower --max-num-batched-tokens or --max-num-seqs, or choose a smaller model",
+            )
+        })?;
         let report = report(&facts, files, options, &device, &decided);
         let mut runner = assemble(device, decoder, &decided, report)?;
-        runner.profile_run(&decided)?;
+        runner.profile_run(&decided).map_err(|e| e.in_need_of("a first step", LESS_CACHE))?;
         runner.capture_graphs(&decided, progress)?;
         Ok(Self { runner, decided })
     }
@@ -331,6 +336,9 @@ fn longest(plan: &ModelPlan, limits: &Limits) -> usize {
     plan.encoder.as_ref().map_or(0, |e| e.max_tokens).max(limits.max_model_len)
 }
 
+const LESS_CACHE: &str = "lower --kv-cache-memory";
+const SMALLER_STEPS: &str = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len";
+
 /// Builders, cache and input buffers around a loaded decoder.
 fn assemble(
     device: OpenDevice,
@@ -347,19 +355,16 @@ fn assemble(
             let config = &decided.configs[&*g.backend.rules().name];
             AttentionGroup::from_plan(g, cx, config, decided.limits.micro_batching.num_micro_batches)
         })
-        .collect::<Result<Vec<_>, _>>()?;
-    let buf = match cx.alloc(cache.total_bytes)? {
-        Some(mem) => {
-            cx.zero(&mem, 0, cache.total_bytes);
-            KvBuf::Dev(mem)
-        }
-        None => KvBuf::Host(HostBuf::zeroed(cache.total_bytes)?),
-    };
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| StartupError::from(e).in_need_of("metadata and workspaces", SMALLER_STEPS))?;
+    let buf = kv_memory(cx, cache.total_bytes)
+        .map_err(|e| StartupError::from(e).in_need_of("the KV cache", LESS_CACHE))?;
     let kv = KvPool::new(vec![buf], cache.handles.clone())?;
     let specs: Vec<_> = decided.specs().cloned().collect();
     let l = &decided.limits;
     let (reqs, tokens, logits) = (l.max_num_reqs, l.max_num_tokens, l.max_num_logits());
-    let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs)?;
+    let inputs = InputBuffers::new(cx, reqs, tokens, logits, longest(&decided.plan, l), &specs)
+        .map_err(|e| StartupError::from(e).in_need_of("the inputs of a step", SMALLER_STEPS))?;
     let sampler = match decided.plan.pooling {
         None => cx.row_sampler(logits, decided.plan.vocab_size)?,
         Some(_) => None,
@@ -383,6 +388,17 @@ fn assemble(
         inputs,
         report,
         times: StepTimes::default(),
+    })
+}
+
+/// Zeroed memory of the KV cache.
+fn kv_memory(cx: &dyn Exec, bytes: usize) -> headway_tensor::Result<KvBuf> {
+    Ok(match cx.alloc(bytes)? {
+        Some(mem) => {
+            cx.zero(&mem, 0, bytes);
+            KvBuf::Dev(mem)
+        }
+        None => KvBuf::Host(HostBuf::zeroed(bytes)?),
     })
 }
 

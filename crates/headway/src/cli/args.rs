@@ -237,8 +237,9 @@ pub struct EngineArgs {
     /// encoder, cross.
     #[arg(long, env = "HEADWAY_BACKEND_PER_KIND", value_name = "KIND=NAME")]
     pub backend_per_kind: Option<String>,
-    /// CUDA graphs: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE. [default:
-    /// FULL_DECODE_ONLY on CUDA, NONE on a CPU]
+    /// CUDA graphs: NONE; FULL, a graph for a whole step; PIECEWISE, graphs between the attention calls; FULL_DECODE_ONLY
+    /// or FULL_AND_PIECEWISE, whole for decode steps and none or pieces for others. [default: FULL_DECODE_ONLY on CUDA,
+    /// NONE on a CPU]
     #[arg(long, env = "HEADWAY_GRAPH_MODE", value_name = "MODE")]
     pub graph_mode: Option<String>,
     /// The same answer, bit for bit, whatever else runs beside it.

@@ -99,16 +99,25 @@ pub fn print_report(r: &StartupReport) {
     );
     match &r.graph_mode.captured {
         None => note!("graphs     {}", r.graph_mode.in_force),
-        Some(c) => note!(
-            "graphs     {}: {} of {} to {} tokens, {} nodes in the largest, captured in {:.2} s, {}",
-            r.graph_mode.in_force,
-            c.sizes.len(),
-            c.sizes.first().unwrap_or(&0),
-            c.sizes.last().unwrap_or(&0),
-            c.nodes,
-            c.seconds,
-            mib(c.bytes)
-        ),
+        Some(c) => {
+            let of = |sizes: &[usize], what: &str, nodes| match (sizes.first(), sizes.last()) {
+                (Some(first), Some(last)) => {
+                    format!(
+                        "{} {what} of {first} to {last} tokens ({nodes} nodes in the largest), ",
+                        sizes.len()
+                    )
+                }
+                _ => String::new(),
+            };
+            note!(
+                "graphs     {}: {}{}captured in {:.2} s, {}",
+                r.graph_mode.in_force,
+                of(&c.sizes, "whole steps", c.nodes),
+                of(&c.piecewise_sizes, "in pieces", c.piecewise_nodes),
+                c.seconds,
+                mib(c.bytes)
+            );
+        }
     }
     for (name, o) in &r.options {
         if let Some(because) = o.because.as_ref().filter(|b| *b != "the default") {

@@ -109,12 +109,22 @@ impl GraphPlan {
     /// The shape that a batch runs in: the smallest full graph that it fits by padding, else the
     /// smallest piecewise one, else eager.
     pub fn dispatch(&self, batch: &Batch) -> GraphShape {
+        let graph =
+            self.smallest(GraphMode::Full, batch).or_else(|| self.smallest(GraphMode::Piecewise, batch));
+        graph.unwrap_or_else(|| self.eager(batch))
+    }
+
+    /// As [`GraphPlan::dispatch`], for a batch that no full graph serves whatever its shape: one whose attention was not
+    /// known at capture.
+    pub fn dispatch_piecewise(&self, batch: &Batch) -> GraphShape {
+        self.smallest(GraphMode::Piecewise, batch).unwrap_or_else(|| self.eager(batch))
+    }
+
+    /// The smallest shape of a mode that serves a batch.
+    fn smallest(&self, mode: GraphMode, batch: &Batch) -> Option<GraphShape> {
         let loras = self.lora_case(batch.num_active_loras);
-        let fits = |s: &&GraphShape| s.fits(batch) && s.num_active_loras == loras;
-        let smallest =
-            |mode| self.shapes.iter().filter(fits).filter(|s| s.mode == mode).min_by_key(|s| s.num_tokens);
-        let graph = smallest(GraphMode::Full).or_else(|| smallest(GraphMode::Piecewise));
-        graph.copied().unwrap_or_else(|| self.eager(batch))
+        let fits = |s: &&GraphShape| s.mode == mode && s.fits(batch) && s.num_active_loras == loras;
+        self.shapes.iter().filter(fits).min_by_key(|s| s.num_tokens).copied()
     }
 
     /// The shape of a batch that runs without a graph.

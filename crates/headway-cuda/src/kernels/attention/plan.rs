@@ -179,7 +179,7 @@ impl Planner {
             ));
         }
         // The longest first: what is left for the end is short.
-        list[1..].sort_by_key(|t| std::cmp::Reverse(cost(t)));
+        list[1..].sort_unstable_by_key(|t| std::cmp::Reverse(cost(t)));
         list[0].request = planned.tiles as i32;
         Ok(planned)
     }
@@ -209,35 +209,38 @@ impl Planner {
 
     /// Keys of a part of a tile of few rows: so many that the waves of blocks that run at once take the least time
     /// together. Where the tiles alone are many waves, a block's fair share.
-    fn share(&self, requests: impl Iterator<Item = Request> + Clone) -> usize {
-        let (mut tiles, mut total, mut longest) = (0, 0, 0);
-        let each = |f: &mut dyn FnMut(Whole)| {
-            requests.clone().for_each(|r| self.whole_tiles(0, r, &mut *f));
-        };
-        each(&mut |w| {
-            let cost = w.keys.len() << usize::from(w.many);
-            (tiles, total, longest) = (tiles + 1, total + cost, longest.max(cost));
-        });
+    fn share(&self, requests: impl Iterator<Item = Request>) -> usize {
+        // Keys of each tile, and whether it has many rows. In 32 bits, which divide faster.
+        let mut tiles: Vec<(u32, bool)> = vec![];
+        let (mut total, mut longest) = (0, 0);
+        for r in requests {
+            self.whole_tiles(0, r, |w| {
+                let cost = w.keys.len() << usize::from(w.many);
+                (total, longest) = (total + cost, longest.max(cost));
+                tiles.push((w.keys.len() as u32, w.many));
+            });
+        }
         let mut best = (usize::MAX, (total * self.kv_heads).div_ceil(self.slots.max(1)).max(1));
         for waves in 1..=MOST_WAVES {
             let room = waves * self.slots / self.kv_heads;
-            if tiles > room {
+            if tiles.len() > room {
                 continue;
             }
+            let parts = |share| {
+                let part = [part_of(share, false) as u32, part_of(share, true) as u32];
+                tiles.iter().map(|&(keys, many)| keys.div_ceil(part[usize::from(many)]).max(1) as usize).sum()
+            };
             // Between a share that is too small and one that is not.
             let (mut low, mut high) = (total / room.max(1), longest.max(1));
             while high > low + LEAST_PART {
                 let middle = low.midpoint(high);
-                let mut parts = 0;
-                each(&mut |w| parts += w.keys.len().div_ceil(part_of(middle, w.many)).max(1));
+                let parts: usize = parts(middle);
                 if parts <= room { high = middle } else { low = middle }
             }
-            let mut worst = 0;
-            each(&mut |w| {
-                let part = w.keys.len().min(part_of(high, w.many));
-                worst = worst.max(part << usize::from(w.many));
-            });
-            best = best.min((waves * (worst + BEGINNING), high));
+            let worst = tiles
+                .iter()
+                .map(|&(keys, many)| (keys as usize).min(part_of(high, many)) << usize::from(many));
+            best = best.min((waves * (worst.max().unwrap_or(0) + BEGINNING), high));
         }
         best.1
     }

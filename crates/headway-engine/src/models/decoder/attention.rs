@@ -13,7 +13,7 @@ use crate::models::{
 use headway_attention::{
     AttentionArgs, AttnLayer, DynAttention, KvPool, LayerArgs, LayerKernel, Qkv, QuantisedOut,
 };
-use headway_tensor::{Linear, RopeStyle, RowQuant, Tensor, TensorMut};
+use headway_tensor::{Linear, RopeStyle, RowQuant, Tensor, TensorMut, TensorRef};
 use std::{ops::Range, sync::Arc};
 
 struct QkNorm {
@@ -145,31 +145,35 @@ impl Attention {
         Ok(s.ops.rope(x, s.positions, &s.ropes[table], style)?)
     }
 
-    /// Cache write, kernel, output projection.
-    fn attend(&self, s: &Step<'_>, b: &mut Buffers, kv: &mut KvPool) -> Result<(), ModelError> {
-        let qkv = b.qkv.view_as(&[s.n, self.width()])?;
+    /// Queries, keys and values in `qkv` `[rows, width]`.
+    fn split<'b>(&self, qkv: TensorRef<'b>) -> headway_tensor::Result<Qkv<'b>> {
         let [q, k, v] = self.columns();
         // A layer that reads another's cache has no rows of its own.
-        let none = || b.qkv.view_as(&[0, self.num_kv_heads, self.head_size]);
-        let own = |cols: Range<usize>| qkv.cols(cols)?.heads(self.num_kv_heads);
-        let shares = self.own_kv_heads == 0;
-        let x = Qkv {
-            q: qkv.cols(q)?.heads(self.num_heads)?,
-            k: if shares { none()? } else { own(k)? },
-            v: if shares { none()? } else { own(v)? },
+        let own = |cols: Range<usize>| match self.own_kv_heads {
+            0 => qkv.cols(0..self.num_kv_heads * self.head_size)?.rows(0..0)?.heads(self.num_kv_heads),
+            _ => qkv.cols(cols)?.heads(self.num_kv_heads),
         };
-        let (entry, cache) = (s.metadata.layer(self.layer)?, &mut kv.layer(self.layer)?);
-        let heads = [s.n, self.num_heads, self.head_size];
+        Ok(Qkv { q: qkv.cols(q)?.heads(self.num_heads)?, k: own(k)?, v: own(v)? })
+    }
+
+    /// Cache write, kernel, output projection.
+    fn attend(&self, s: &Step<'_>, b: &mut Buffers, kv: &mut KvPool) -> Result<(), ModelError> {
+        let (width, heads) = ([s.n, self.width()], [s.n, self.num_heads, self.head_size]);
+        let cache = &mut kv.layer(self.layer)?;
+        let fused = self.coded.filter(|(_, fused)| *fused).map(|(c, _)| c.quant);
+        s.kernel(self.layer, |cx, rows, entry| {
+            let x = self.split(b.qkv.view_as(&width)?.rows(rows.clone())?)?;
+            let Some(quant) = fused else {
+                return self.kernel.run(cx, &x, cache, entry, b.heads.view_mut_as(&heads)?.rows(rows)?);
+            };
+            let scales = TensorMut::from_host::<f32>(&mut [], &[rows.len(), self.num_heads, 0])?;
+            let out = QuantisedOut { quant, codes: b.codes.view_mut_as(&heads)?.rows(rows)?, scales };
+            self.kernel.run_quantised(cx, &x, cache, entry, out)
+        })?;
         let Some((CodedInput { quant, factor }, fused)) = self.coded else {
-            self.kernel.run(s.ops, &x, cache, entry, b.heads.view_mut_as(&heads)?)?;
             return s.project_out(b, &*self.o, self.output_scale);
         };
-        if fused {
-            let scales = TensorMut::from_host::<f32>(&mut [], &[s.n, self.num_heads, 0])?;
-            let out = QuantisedOut { quant, codes: b.codes.view_mut_as(&heads)?, scales };
-            self.kernel.run_quantised(s.ops, &x, cache, entry, out)?;
-        } else {
-            self.kernel.run(s.ops, &x, cache, entry, b.heads.view_mut_as(&heads)?)?;
+        if !fused {
             let rows = [s.n, self.o.in_features()];
             s.ops.quantise_rows(&quant, b.heads.view_as(&rows)?, b.codes.view_mut_as(&rows)?)?;
         }

@@ -72,15 +72,17 @@ impl Cross {
             let encoded = b.encoded.view_as(&[n, s.hidden])?;
             s.ops.linear(&*self.kv, encoded, b.encoded_kv.view_mut_as(&[n, 2 * width])?)?;
         }
-        let both = b.encoded_kv.view_as(&[n, 2 * width])?;
-        let x = Qkv {
-            q: b.qkv.view_as(&[s.n, width])?.heads(self.heads)?,
-            k: both.cols(0..width)?.heads(self.heads)?,
-            v: both.cols(width..2 * width)?.heads(self.heads)?,
-        };
-        let out = b.heads.view_mut_as(&[s.n, self.heads, self.head_size])?;
-        let entry = s.metadata.layer(self.layer)?;
-        self.kernel.run(s.ops, &x, &mut kv.layer(self.layer)?, entry, out)?;
+        let (wide, out) = ([s.n, width], [s.n, self.heads, self.head_size]);
+        let cache = &mut kv.layer(self.layer)?;
+        s.kernel(self.layer, |cx, rows, entry| {
+            let both = b.encoded_kv.view_as(&[n, 2 * width])?;
+            let x = Qkv {
+                q: b.qkv.view_as(&wide)?.rows(rows.clone())?.heads(self.heads)?,
+                k: both.cols(0..width)?.heads(self.heads)?,
+                v: both.cols(width..2 * width)?.heads(self.heads)?,
+            };
+            self.kernel.run(cx, &x, cache, entry, b.heads.view_mut_as(&out)?.rows(rows)?)
+        })?;
         s.project_out(b, &*self.o, 1.0)
     }
 }

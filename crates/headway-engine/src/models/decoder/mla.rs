@@ -125,17 +125,18 @@ impl Mla {
 
     /// Cache write, kernel, output projection.
     fn attend(&self, s: &Step<'_>, b: &mut Buffers, kv: &mut KvPool) -> Result<(), ModelError> {
-        let down = b.qkv.view_as(&[s.n, self.down.out_features()])?;
+        let (width, queries) = ([s.n, self.down.out_features()], [s.n, self.num_heads * self.head()]);
+        let (out, cache) = ([s.n, self.o.in_features()], &mut kv.layer(self.layer)?);
         let [q, latent, rotated] = self.columns();
-        let q = match &self.up {
-            Some(_) => b.queries.view_as(&[s.n, self.num_heads * self.head()])?,
-            None => down.cols(q)?,
-        };
-        let (q, latent) = (q.heads(self.num_heads)?, down.cols(latent.start..rotated.end)?);
-        let out = [s.n, self.o.in_features()];
-        let entry = s.metadata.layer(self.layer)?;
-        let cache = &mut kv.layer(self.layer)?;
-        self.kernel.run(s.ops, q, latent, cache, entry, b.heads.view_mut_as(&out)?)?;
+        s.kernel(self.layer, |cx, rows, entry| {
+            let down = b.qkv.view_as(&width)?.rows(rows.clone())?;
+            let q = match &self.up {
+                Some(_) => b.queries.view_as(&queries)?.rows(rows.clone())?,
+                None => down.cols(q.clone())?,
+            };
+            let (q, latent) = (q.heads(self.num_heads)?, down.cols(latent.start..rotated.end)?);
+            self.kernel.run(cx, q, latent, cache, entry, b.heads.view_mut_as(&out)?.rows(rows)?)
+        })?;
         s.project_out(b, &*self.o, 1.0)
     }
 }

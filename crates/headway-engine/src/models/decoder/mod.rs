@@ -11,12 +11,14 @@ mod kernels;
 mod mixer;
 mod mla;
 mod per_layer;
+mod pieces;
 mod state_space;
 mod step;
 
 pub use super::load::{Taken, WeightDType};
 pub use fast_prefill::{FastPrefillInput, LayerRows};
 pub use kernels::Kernels;
+pub use pieces::Pieces;
 
 use super::{
     ModelError, ModelPlan,
@@ -247,7 +249,18 @@ impl Decoder {
         kv: &mut KvPool,
         first_row: usize,
     ) -> Result<usize, ModelError> {
-        let n = self.layers(ops, input, step, kv)?;
+        let n = self.layers(ops, input, step, kv, None)?;
+        self.gather(ops, input, n, first_row)
+    }
+
+    /// Keeps the wanted ones of the `n` rows that left the last layer, behind `first_row` others; how many they are.
+    fn gather(
+        &mut self,
+        ops: &dyn Ops,
+        input: &DecoderInput<'_>,
+        n: usize,
+        first_row: usize,
+    ) -> Result<usize, ModelError> {
         let (b, hidden, rows) = (&mut self.buffers, self.plan.hidden_size, input.logits_rows);
         let end = first_row + rows.len();
         let last = b.last.view_mut_as(&[end, hidden])?.rows(first_row..end)?;
@@ -279,7 +292,7 @@ impl Decoder {
         step: &StepMetadata,
         kv: &mut KvPool,
     ) -> Result<TensorMut<'_>, ModelError> {
-        self.layers(ops, input, step, kv)?;
+        self.layers(ops, input, step, kv, None)?;
         let shape = [input.token_ids.len(), self.plan.hidden_size];
         if let Some(w) = &self.final_norm {
             ops.rms_norm_in_place(self.buffers.hidden.view_mut_as(&shape)?, w, self.plan.norm_eps)?;
@@ -294,10 +307,12 @@ impl Decoder {
         input: &DecoderInput<'_>,
         step: &StepMetadata,
         kv: &mut KvPool,
+        pieces: Option<&dyn Pieces>,
     ) -> Result<usize, ModelError> {
         let encoded = self.run_encoder(ops, input, step, kv)?;
         let (plan, b, tokens) = (&self.plan, &mut self.buffers, input.token_ids);
         let mut s = Step::new(ops, plan, &self.ropes, tokens.len(), input.positions, step, encoded);
+        s.pieces = pieces;
         self.rows.first_layer += s.n as u64;
         ops.embed(&*self.embedding, tokens, plan.embedding_scale, b.hidden.view_mut_as(&[s.n, s.hidden])?)?;
         if let Some(p) = &self.positions {

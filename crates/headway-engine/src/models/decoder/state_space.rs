@@ -97,9 +97,11 @@ impl StateSpace {
         for (cols, factor) in &self.scales {
             s.ops.scale_and_cap(b.qkv.view_mut_as(&wide)?.cols(cols.clone())?, *factor, None)?;
         }
-        let (inner, entry) = ([s.n, self.inner], s.metadata.layer(self.layer)?);
-        let x = b.qkv.view_as(&wide)?.cols(self.inner..wide[1])?;
-        self.kernel.run(s.ops, x, &mut kv.layer(self.layer)?, entry, b.heads.view_mut_as(&inner)?)?;
+        let (inner, state) = ([s.n, self.inner], &mut kv.layer(self.layer)?);
+        s.kernel(self.layer, |cx, rows, entry| {
+            let x = b.qkv.view_as(&wide)?.rows(rows.clone())?.cols(self.inner..wide[1])?;
+            self.kernel.run(cx, x, state, entry, b.heads.view_mut_as(&inner)?.rows(rows)?)
+        })?;
         let gate = b.qkv.view_as(&wide)?.cols(0..self.inner)?;
         let norm = match &self.norm {
             None => GatedNorm::None,

@@ -1,9 +1,10 @@
 //! What every block of a step needs, and how a block's output joins the residual stream.
 
-use super::buffers::Buffers;
+use super::{Pieces, buffers::Buffers};
 use crate::models::{ModelError, ModelPlan};
-use headway_attention::StepMetadata;
-use headway_tensor::{Linear, Ops, Tensor, View};
+use headway_attention::{AttentionError, AttnLayer, StepEntry, StepMetadata};
+use headway_tensor::{Exec, Linear, Ops, Tensor, View};
+use std::ops::Range;
 
 /// One step, as the blocks see it.
 pub(super) struct Step<'a> {
@@ -22,6 +23,8 @@ pub(super) struct Step<'a> {
     pub ropes: &'a [Tensor],
     /// Every attention group's metadata.
     pub metadata: &'a StepMetadata,
+    /// Where the pass is cut at its mixers' kernels.
+    pub pieces: Option<&'a dyn Pieces>,
 }
 
 impl<'a> Step<'a> {
@@ -35,7 +38,30 @@ impl<'a> Step<'a> {
         metadata: &'a StepMetadata,
         encoded: usize,
     ) -> Self {
-        Self { ops, n, hidden: plan.hidden_size, eps: plan.norm_eps, encoded, positions, ropes, metadata }
+        let (hidden, eps) = (plan.hidden_size, plan.norm_eps);
+        Self { ops, n, hidden, eps, encoded, positions, ropes, metadata, pieces: None }
+    }
+
+    /// Runs a mixer's kernel over the rows that the step's metadata is of. Where there are more, it writes zeros to
+    /// these: a step's padding that its metadata knows nothing of.
+    pub fn kernel(
+        &self,
+        layer: AttnLayer,
+        mut run: impl FnMut(&dyn Exec, Range<usize>, &StepEntry) -> Result<(), AttentionError>,
+    ) -> Result<(), ModelError> {
+        let entry = self.metadata.layer(layer)?;
+        let (live, n) = (entry.num_tokens(), self.n);
+        let mut run = |cx: &dyn Exec| {
+            run(cx, 0..live, entry)?;
+            match n.saturating_sub(live) {
+                0 => Ok(()),
+                padding => run(cx, live..n, &StepEntry::profile_run(padding)),
+            }
+        };
+        Ok(match self.pieces {
+            None => run(self.ops),
+            Some(pieces) => pieces.kernel(&mut run),
+        }?)
     }
 
     /// A mixer's first projection: the stream, `normed` or not, to `qkv`.

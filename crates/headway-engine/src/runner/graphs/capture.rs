@@ -1,7 +1,7 @@
 //! Records every shape once, at start-up: a step of requests that write nothing runs as it is, so that kernels are compiled
 //! and algorithms chosen, and is then recorded.
 
-use super::{Captured, CapturedGraphs, decode, extent, is_full};
+use super::{Captured, CapturedGraphs, Recorded, decode, extent, pieces::Recorder};
 use crate::{
     models::ModelError,
     runner::{
@@ -9,9 +9,9 @@ use crate::{
     },
     scheduler::{RequestId, StepPlan},
 };
-use headway_attention::{KvCacheSpec, group::graph::GraphShape};
-use headway_tensor::{Graph, TensorError};
-use std::time::Instant;
+use headway_attention::{GraphMode, KvCacheSpec, StepMetadata};
+use headway_tensor::{Graphs, Ops, TensorError};
+use std::{sync::Arc, time::Instant};
 
 impl ModelRunner {
     /// Records the shapes of the mode in force, the largest first.
@@ -25,20 +25,33 @@ impl ModelRunner {
     ) -> Result<(), StartupError> {
         let Some(plan) = decided.shapes.clone() else { return Ok(()) };
         let query_len = 1 + decided.limits.num_speculative_tokens;
-        let shapes: Vec<GraphShape> = plan.shapes().iter().copied().filter(is_full).collect();
+        let shapes = plan.shapes().to_vec();
         let (start, before) = (Instant::now(), self.free_bytes()?);
         let mut graphs: Vec<Captured> = vec![];
         for (i, shape) in shapes.iter().enumerate() {
-            let captured = self.capture(shape, extent(shape, query_len));
-            graphs.push(captured.map_err(|e| failed(shape, e))?);
+            let extent = extent(shape, decided.limits.max_num_reqs, query_len);
+            let idle = Extent { writes: false, ..extent };
+            let graph = match shape.mode {
+                GraphMode::Piecewise => self.capture_pieces(idle, &decided.cache.group_of_layer),
+                _ => self.capture_whole(idle),
+            };
+            let graph = graph.map_err(|source| StartupError::Capture { tokens: shape.num_tokens, source })?;
+            graphs.push(Captured { shape: *shape, extent, graph });
             progress(i + 1, shapes.len());
         }
         self.drop_step();
-        let mut sizes: Vec<usize> = graphs.iter().map(|g| g.shape.num_tokens).collect();
-        sizes.sort_unstable();
+        let of = |mode| graphs.iter().filter(move |g| g.shape.mode == mode);
+        let sizes = |mode| {
+            let mut sizes: Vec<usize> = of(mode).map(|g| g.shape.num_tokens).collect();
+            sizes.sort_unstable();
+            sizes
+        };
+        let nodes = |mode| of(mode).next().map_or(Ok(0), Captured::nodes);
         self.report.graph_mode.captured = Some(CaptureReport {
-            sizes,
-            nodes: graphs.first().map_or(Ok(0), |g| g.graph.nodes())?,
+            sizes: sizes(GraphMode::Full),
+            nodes: nodes(GraphMode::Full)?,
+            piecewise_sizes: sizes(GraphMode::Piecewise),
+            piecewise_nodes: nodes(GraphMode::Piecewise)?,
             seconds: start.elapsed().as_secs_f64(),
             bytes: before.saturating_sub(self.free_bytes()?),
         });
@@ -52,27 +65,42 @@ impl ModelRunner {
         self.ops.graphs().map_or(Ok(0), |g| g.free_bytes())
     }
 
-    fn capture(&mut self, shape: &GraphShape, extent: Extent) -> Result<Captured, ModelError> {
-        let plan = idle(shape.num_tokens, extent.reqs);
+    /// Records a step that is one graph: of requests that write nothing, with the metadata that graphs freeze.
+    fn capture_whole(&mut self, extent: Extent) -> Result<Recorded, ModelError> {
+        let plan = idle(extent.tokens, extent.reqs);
         let null = vec![0; extent.tokens];
         let table = |_: RequestId, _: usize| Some(&null[..]);
-        let rows = Extent { writes: false, ..extent };
-        let (tokens, _) = self.prepare(&plan, table, rows, true, &mut Laps::start())?;
+        let (tokens, _) = self.prepare(&plan, table, extent, true, &mut Laps::start())?;
         let frozen = self.step.entries().iter().map(|e| e.frozen()).collect();
         let (cx, input) = (&*self.ops, tokens.decoder());
         self.decoder.forward(cx, &input, &self.step, &mut self.kv)?;
-        let Some(graphs) = cx.graphs() else {
-            return Err(TensorError::Unsupported(format!("{} records no graphs", cx.device())).into());
-        };
-        let graph: Box<dyn Graph> = headway_tensor::graph::capture(graphs, || {
+        let graph = headway_tensor::graph::capture(graphs(cx)?, || {
             self.decoder.forward(cx, &input, &self.step, &mut self.kv).map(drop)
         })?;
-        Ok(Captured { shape: *shape, extent, frozen, graph })
+        Ok(Recorded::Whole { graph, frozen })
+    }
+
+    /// Records a step in pieces. The kernels between them have metadata of their own in each step, and none now: as in
+    /// a profile run they write zeros, and the recorder leaves them out.
+    fn capture_pieces(&mut self, extent: Extent, groups: &Arc<[u16]>) -> Result<Recorded, ModelError> {
+        let plan = idle(extent.tokens, extent.reqs);
+        let null = vec![0; extent.tokens];
+        let table = |_: RequestId, _: usize| Some(&null[..]);
+        self.drop_step();
+        let cx = &*self.ops;
+        let tokens = self.inputs.write(cx, &plan, extent, table, &mut self.commons)?;
+        let step = StepMetadata::profile_run(groups.clone(), self.groups.len(), extent.tokens);
+        let (input, kv) = (tokens.decoder(), &mut self.kv);
+        self.decoder.forward(cx, &input, &step, kv)?;
+        Ok(Recorded::Pieces(Recorder::record(cx, graphs(cx)?, &input, |recorder| {
+            self.decoder.layers_in_pieces(recorder, &input, &step, kv)
+        })?))
     }
 }
 
-fn failed(shape: &GraphShape, source: ModelError) -> StartupError {
-    StartupError::Capture { tokens: shape.num_tokens, source }
+/// What records graphs on the device.
+fn graphs(cx: &dyn Ops) -> Result<&dyn Graphs, TensorError> {
+    cx.graphs().ok_or_else(|| TensorError::Unsupported(format!("{} records no graphs", cx.device())))
 }
 
 /// So many tokens dealt out to so many requests that decode, with no tokens before.

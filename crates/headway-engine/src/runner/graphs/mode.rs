@@ -50,10 +50,6 @@ pub(crate) fn resolve<'a>(
         max_num_reqs: Some(r.max_num_reqs),
         ..GraphRequest::default()
     })?;
-    if answer.mode.has_piecewise() {
-        let to = answer.mode.without_piecewise();
-        lower(&mut answer, to, "this build, which captures full graphs only");
-    }
     let encodes = has(|s| matches!(s, KvCacheSpec::EncoderOnly(_) | KvCacheSpec::Cross(_)));
     if encodes && answer.mode != GraphMode::None {
         lower(&mut answer, GraphMode::None, "an encoder, whose steps run without graphs");
@@ -76,11 +72,20 @@ pub(crate) fn shapes(
     builders: &[BuilderPlan],
 ) -> GraphPlan {
     let q = 1 + limits.num_speculative_tokens;
+    // A step has no more tokens than its requests can hold.
+    let tokens = limits.max_num_tokens.min(limits.max_num_reqs.saturating_mul(limits.max_model_len));
     let most = match mode.mixed_mode() {
-        GraphMode::Full => limits.max_num_tokens,
-        _ => limits.max_num_tokens.min(limits.max_num_reqs.saturating_mul(q)),
+        GraphMode::None => tokens.min(limits.max_num_reqs.saturating_mul(q)),
+        _ => tokens,
     };
-    let sizes = sizes(most.min(MOST_TOKENS));
+    let mut sizes = sizes(most.min(MOST_TOKENS));
+    // A step of all requests is the most usual decode, whatever their number.
+    let widest = limits.max_num_reqs.saturating_mul(q);
+    if mode.separates_decode() && sizes.last().is_some_and(|&most| widest < most) && !sizes.contains(&widest)
+    {
+        sizes.push(widest);
+        sizes.sort_unstable();
+    }
     let groups = cache.attention_groups.iter().zip(builders).map(|(g, b)| {
         let rules = g.backend.rules();
         (rules.name.as_ref(), b.graph_support, rules.varlen_graph_max_query_len)

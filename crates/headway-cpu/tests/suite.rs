@@ -6,7 +6,7 @@
 
 use headway_attention::{KvBuf, Registry, Result};
 use headway_cpu::{CpuExec, CpuOptions, Isa};
-use headway_tensor::{Exec, Linear, LinearPart, Ops, Tensor, TensorError, Weight};
+use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, TensorError, Weight};
 use headway_testkit::suite::{HostAccess, HostMemory, SuiteConfig, SuiteReport, run_suite_with};
 use std::{any::Any, sync::Arc};
 
@@ -26,7 +26,7 @@ impl HostAccess for Cpu {
         HostMemory.read_cache(exec, cache)
     }
 
-    fn load_linear(&self, exec: &dyn Exec, weight: Weight) -> Result<Arc<dyn Linear>> {
+    fn load_linear(&self, exec: &dyn Exec, weight: Weight, _: DType) -> Result<Arc<dyn Linear>> {
         let cpu = (exec as &dyn Any).downcast_ref::<CpuExec>();
         let cpu = cpu.ok_or_else(|| TensorError::Unsupported("another device".into()))?;
         Ok(cpu.load_linear(vec![LinearPart { weight, bias: None }], None)?)

@@ -19,7 +19,7 @@ use std::{
 };
 
 /// The last is a hybrid: its Mamba-2 layers capture decodes alone, and take no drafts.
-const MODELS: [&str; 3] = ["tiny-llama", "tiny-gemma3", "tiny-bamba"];
+const MODELS: [&str; 4] = ["tiny-llama", "tiny-gemma3", "tiny-deepseek-v2-yarn", "tiny-bamba"];
 const STATEFUL: &str = "tiny-bamba";
 /// Two logits this close may change places where sums are added in another order.
 const CLOSE: f32 = 0.05;

@@ -81,6 +81,7 @@ __device__ __forceinline__ void few_rows(const Params& p, const Tile& t, int hea
     u32 own = shared + TILE_BYTES(16) + warp * 2 * (FEW_STAGES * STAGE_BYTES(16) + WIDE_BYTES(16));
     u32 wide = own + 2 * FEW_STAGES * STAGE_BYTES(16);
     const int* table = p.block_table + (i64)t.request * p.table_stride;
+    const u8* mine = p.cache + (i64)head * p.head_stride;
 
     load_queries<16, THREADS>(p, t, head, q, threadIdx.x);
     copy_commit();
@@ -89,7 +90,7 @@ __device__ __forceinline__ void few_rows(const Params& p, const Tile& t, int hea
     __syncthreads();
     u32 left_q[K_STEPS][4];
 #pragma unroll
-    for (int k = 0; k < K_STEPS; k++) left(left_q[k], q, 0, k, lane);
+    for (int k = 0; k < K_STEPS; k++) Head::left(left_q[k], q, 0, k, lane);
     int query_len = p.query_start_loc[t.request + 1] - p.query_start_loc[t.request], seq_len = p.seq_lens[t.request];
     Row rows[2];
 #pragma unroll
@@ -116,7 +117,7 @@ __device__ __forceinline__ void few_rows(const Params& p, const Tile& t, int hea
         int fetched = 0;
         auto fetch = [&](int stage) {
             int r = runs.first + fetched * WARPS;
-            const u8* at = runs.at(p, head, fetched++, lane);
+            const u8* at = runs.at(p, mine, fetched++, lane);
             u32 k = own + stage * 2 * STAGE_BYTES(16);
             if (r < stop) load_run<32>(p, at, r * 16, from, to, k, k + STAGE_BYTES(16), lane);
             copy_commit();
@@ -138,18 +139,18 @@ __device__ __forceinline__ void few_rows(const Params& p, const Tile& t, int hea
 #pragma unroll
             for (int i = 0; i < K_STEPS; i++) {
                 u32 b[4];
-                keys_right(b, k, 0, i, lane);
+                Head::keys_right(b, k, 0, i, lane);
                 mma<ACT>(s[0], left_q[i], b[0], b[1]);
                 mma<ACT>(s[1], left_q[i], b[2], b[3]);
             }
             finish_scores<2, true>(p, s, rows, run * 16, lane);
             take_in(m, s, out, score_factor(p));
             u32 a[4];
-            as_left(a, s[0], s[1]);
+            as_left<ACT>(a, s[0], s[1]);
 #pragma unroll
             for (int n = 0; n < K_STEPS; n++) {
                 u32 b[4];
-                values_right(b, v, 0, n, lane);
+                Head::values_right(b, v, 0, n, lane);
                 mma<ACT>(out[2 * n], a, b[0], b[1]);
                 mma<ACT>(out[2 * n + 1], a, b[2], b[3]);
             }
@@ -230,6 +231,7 @@ __device__ __forceinline__ void many_rows(const Params& p, const Tile& t, int he
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     u32 q = shared_address(memory), stages = q + TILE_BYTES(MANY), wide = stages + 4 * STAGE_BYTES(KEYS);
     const int* table = p.block_table + (i64)t.request * p.table_stride;
+    const u8* mine = p.cache + (i64)head * p.head_stride;
     int query_len = p.query_start_loc[t.request + 1] - p.query_start_loc[t.request], seq_len = p.seq_lens[t.request];
 
     // Aligned to KEYS by the place in the request: where a split or a window begins does not matter.
@@ -240,7 +242,7 @@ __device__ __forceinline__ void many_rows(const Params& p, const Tile& t, int he
             u32 to = stages + stage * 2 * STAGE_BYTES(KEYS);
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
-                load_run<THREADS>(p, runs.at(p, head, fetched + i, lane), key + i * 16, t.kv_begin, stop,
+                load_run<THREADS>(p, runs.at(p, mine, fetched + i, lane), key + i * 16, t.kv_begin, stop,
                                   to + i * STAGE_BYTES(16), to + STAGE_BYTES(KEYS) + i * STAGE_BYTES(16), threadIdx.x);
             fetched += KEYS / 16;
         }
@@ -293,11 +295,11 @@ __device__ __forceinline__ void many_rows(const Params& p, const Tile& t, int he
             for (int i = 0; i < K_STEPS; i++) {
                 u32 a[ROW_TILES][4];
 #pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) left(a[r], q, (warp * ROW_TILES + r) * 16, i, lane);
+                for (int r = 0; r < ROW_TILES; r++) Head::left(a[r], q, (warp * ROW_TILES + r) * 16, i, lane);
 #pragma unroll
                 for (int n = 0; n < KEYS / 16; n++) {
                     u32 b[4];
-                    keys_right(b, k, n * 16, i, lane);
+                    Head::keys_right(b, k, n * 16, i, lane);
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; r++) {
                         mma<ACT>(s[r][2 * n], a[r], b[0], b[1]);
@@ -316,11 +318,11 @@ __device__ __forceinline__ void many_rows(const Params& p, const Tile& t, int he
             for (int n = 0; n < KEYS / 16; n++) {
                 u32 a[ROW_TILES][4];
 #pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) as_left(a[r], s[r][2 * n], s[r][2 * n + 1]);
+                for (int r = 0; r < ROW_TILES; r++) as_left<ACT>(a[r], s[r][2 * n], s[r][2 * n + 1]);
 #pragma unroll
                 for (int d = 0; d < K_STEPS; d++) {
                     u32 b[4];
-                    values_right(b, v, n * 16, d, lane);
+                    Head::values_right(b, v, n * 16, d, lane);
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; r++) {
                         mma<ACT>(out[r][2 * d], a[r], b[0], b[1]);

@@ -1,49 +1,23 @@
-// Rows between global memory, shared memory and registers. A row of HEAD elements takes ROW_BYTES in shared
-// memory; its 16-byte chunks are permuted by the row's number, so that eight rows of a column lie in all banks.
+// Rows of HEAD elements between global memory, shared memory and registers.
 #pragma once
 #include "attention/params.cuh"
-#include "common/mma.cuh"
+#include "attention/pages.cuh"
+#include "common/tiles.cuh"
 
-#define K_STEPS ((HEAD + 15) / 16)
-#define CHUNKS (HEAD / 8)
-#define ROW_BYTES (((K_STEPS * 2 + 7) / 8) * 128)
+typedef Tiles<HEAD> Head;
+#define K_STEPS (Head::STEPS)
+#define CHUNKS (Head::CHUNKS)
+#define ROW_BYTES (Head::ROW)
 #define EIGHT_BITS (CACHE == E4M3 || CACHE == E5M2)
 #define RAW_ROW HEAD
 #define RAW_CHUNK (HEAD % 16 == 0 ? 16 : 8)
 
 typedef Wide<ACT> Act;
 
-__device__ __forceinline__ u32 at(u32 tile, int row, int chunk) {
-    return tile + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
-}
-
-// Head sizes that are no multiple of 16 leave half a step of the product, which must be zero on both sides.
+__device__ __forceinline__ u32 at(u32 tile, int row, int chunk) { return Head::at(tile, row, chunk); }
 template <int THREADS> __device__ __forceinline__ void zero_pad(u32 tile, int rows, int thread) {
-    if constexpr (HEAD % 16 != 0)
-        for (int r = thread; r < rows; r += THREADS)
-            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at(tile, r, CHUNKS)), "r"(0));
+    Head::zero_pad<THREADS>(tile, rows, thread);
 }
-
-// Where a warp's runs of 16 keys begin in the cache, 32 of them ahead, one a lane: a run lies in one block. Run n is
-// `first + n * STEP`; runs are asked for in their order.
-template <int STEP> struct Runs {
-    const int* table;
-    int first, stop;  // stop: one past the last run that has keys
-    const u8* mine;
-
-    __device__ __forceinline__ const u8* at(const Params& p, int head, int n, int lane) {
-        if ((n & 31) == 0) {
-            int run = first + (n + lane) * STEP;
-            mine = p.cache;
-            if (run < stop) {
-                int key = run * 16, block = key / p.block_size;
-                mine += (i64)table[block] * p.block_stride + (i64)(key - block * p.block_size) * p.token_stride +
-                        (i64)head * p.head_stride;
-            }
-        }
-        return (const u8*)__shfl_sync(~0u, (u64)mine, n & 31);
-    }
-};
 
 // The 16 keys and values of a run that begins at `from` with key `key0`, to a tile each: as they are for 16-bit
 // caches, else raw. Keys outside [begin, end) become zeros and are not read.
@@ -77,15 +51,7 @@ __device__ __forceinline__ void load_run(const Params& p, const u8* from, int ke
 
 // Eight-bit rows to a tile of 16-bit ones.
 template <int ROWS, int THREADS> __device__ __forceinline__ void widen_tile(u32 raw, u32 tile, int thread) {
-#pragma unroll 4
-    for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        u32 lo, hi;
-        asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(lo), "=r"(hi) : "r"(raw + row * RAW_ROW + chunk * 8));
-        u32 a = widen2<CACHE, ACT>(lo), b = widen2<CACHE, ACT>(lo >> 16), c = widen2<CACHE, ACT>(hi), d = widen2<CACHE, ACT>(hi >> 16);
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at(tile, row, chunk)), "r"(a), "r"(b), "r"(c),
-                     "r"(d));
-    }
+    Head::widen<CACHE, ACT, ROWS, THREADS>(raw, tile, thread);
 }
 
 // Packed query rows of a tile; rows past the live ones become zeros.
@@ -102,23 +68,4 @@ __device__ __forceinline__ void load_queries(const Params& p, const Tile& t, int
         copy_async_or_zero<16>(at(q, row, chunk), src, live);
     }
     zero_pad<THREADS>(q, ROWS, thread);
-}
-
-// Where a lane's row of a product's operand begins: row `row`, half `half` of the 16 elements of step `k`. Four steps
-// are a period of the permutation, so that what depends on the lane is computed four times, not for each step.
-__device__ __forceinline__ u32 operand(u32 tile, int row, int k, int half) {
-    return tile + row * ROW_BYTES + ((((k & 3) * 2 + half) ^ (row & 7)) << 4) + (k >> 2) * 128;
-}
-
-// The left side of a product: 16 rows from `row`, 16 columns from step `k`.
-__device__ __forceinline__ void left(u32 (&a)[4], u32 tile, int row, int k, int lane) {
-    load_matrices(a, operand(tile + row * ROW_BYTES, (lane & 7) + ((lane >> 3) & 1) * 8, k, lane >> 4));
-}
-// 16 keys from `row` as columns, 16 of their elements from step `k`: two right sides.
-__device__ __forceinline__ void keys_right(u32 (&b)[4], u32 tile, int row, int k, int lane) {
-    load_matrices(b, operand(tile + row * ROW_BYTES, (lane & 7) + (lane >> 4) * 8, k, (lane >> 3) & 1));
-}
-// 16 values from `row` as rows, 16 of their elements from step `n` as columns: two right sides.
-__device__ __forceinline__ void values_right(u32 (&b)[4], u32 tile, int row, int n, int lane) {
-    load_matrices_transposed(b, operand(tile + row * ROW_BYTES, (lane & 7) + ((lane >> 3) & 1) * 8, n, lane >> 4));
 }

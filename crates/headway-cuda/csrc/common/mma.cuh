@@ -18,6 +18,24 @@ template <int N> __device__ __forceinline__ void copy_async_or_zero(u32 to, cons
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 
+
+__device__ __forceinline__ void store_shared(u32 at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+}
+__device__ __forceinline__ void store_shared(u32 at, u32 x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x));
+}
+// Eight bytes.
+__device__ __forceinline__ uint2 load_shared2(u32 at) {
+    uint2 x;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(at));
+    return x;
+}
+// Waits for `threads` threads, whole warps, that name the same barrier, 1 to 15.
+__device__ __forceinline__ void group_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -2,9 +2,11 @@
 
 mod common;
 pub mod cuda_attn;
+pub mod cuda_mla;
 pub mod mamba2;
 
 pub use cuda_attn::CudaAttn;
+pub use cuda_mla::CudaMla;
 pub use mamba2::Mamba2Attn;
 
 use headway_attention::{Registry, Result};
@@ -15,5 +17,6 @@ use headway_attention::{Registry, Result};
 /// A name that is taken.
 pub fn register(registry: &mut Registry) -> Result<()> {
     registry.register::<CudaAttn>()?;
+    registry.register::<CudaMla>()?;
     registry.register::<Mamba2Attn>()
 }

@@ -15,6 +15,50 @@ use std::sync::Arc;
 /// Threads of a block.
 const THREADS: usize = 256;
 
+/// Where a layer's blocks lie in a buffer, in bytes.
+pub(crate) struct Pages<'a> {
+    pub memory: &'a Arc<dyn DeviceMem>,
+    pub offset: usize,
+    pub block_stride: usize,
+    pub num_blocks: usize,
+}
+
+impl Pages<'_> {
+    /// Address of block 0, where blocks have `page` bytes.
+    ///
+    /// # Errors
+    /// Another device; blocks that reach past the buffer; a place that is no multiple of 16 bytes.
+    pub fn addr(&self, cx: &CudaExec, page: usize) -> Result<u64> {
+        use headway_tensor::Exec;
+        if self.memory.device() != cx.device() {
+            return Err(CudaError::Argument(format!(
+                "the KV cache is on {}, the step runs on {}",
+                self.memory.device(),
+                cx.device()
+            )));
+        }
+        let end = self.block_stride.checked_mul(self.num_blocks.saturating_sub(1));
+        let end = end.and_then(|e| e.checked_add(self.offset + page));
+        if self.num_blocks > 0 && end.is_none_or(|e| e > self.memory.bytes()) {
+            return Err(CudaError::Argument(format!(
+                "{} blocks of {page} bytes, {} apart, from byte {} on, in a KV cache of {} bytes",
+                self.num_blocks,
+                self.block_stride,
+                self.offset,
+                self.memory.bytes()
+            )));
+        }
+        let addr = self.memory.addr() + self.offset as u64;
+        if !addr.is_multiple_of(16) || !self.block_stride.is_multiple_of(16) {
+            return Err(CudaError::Argument(format!(
+                "a KV cache at {addr:#x} with blocks {} bytes apart: both must be multiples of 16",
+                self.block_stride
+            )));
+        }
+        Ok(addr)
+    }
+}
+
 /// A layer's cache on a device.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLayout<'a> {
@@ -55,35 +99,15 @@ impl CacheLayout<'_> {
     /// # Errors
     /// Another device; blocks that reach past the buffer; a place that is no multiple of 16 bytes.
     pub(crate) fn strides(&self, cx: &CudaExec) -> Result<CacheStrides> {
-        use headway_tensor::Exec;
-        if self.memory.device() != cx.device() {
-            return Err(CudaError::Argument(format!(
-                "the KV cache is on {}, the step runs on {}",
-                self.memory.device(),
-                cx.device()
-            )));
-        }
         let value = self.head_size * self.dtype.size();
         let cell = 2 * value;
-        let page = cell * self.kv_heads * self.block_size;
-        let end = self.block_stride.checked_mul(self.num_blocks.saturating_sub(1));
-        let end = end.and_then(|e| e.checked_add(self.offset + page));
-        if self.num_blocks > 0 && end.is_none_or(|e| e > self.memory.bytes()) {
-            return Err(CudaError::Argument(format!(
-                "{} blocks of {page} bytes, {} apart, from byte {} on, in a KV cache of {} bytes",
-                self.num_blocks,
-                self.block_stride,
-                self.offset,
-                self.memory.bytes()
-            )));
-        }
-        let addr = self.memory.addr() + self.offset as u64;
-        if !addr.is_multiple_of(16) || !self.block_stride.is_multiple_of(16) {
-            return Err(CudaError::Argument(format!(
-                "a KV cache at {addr:#x} with blocks {} bytes apart: both must be multiples of 16",
-                self.block_stride
-            )));
-        }
+        let pages = Pages {
+            memory: self.memory,
+            offset: self.offset,
+            block_stride: self.block_stride,
+            num_blocks: self.num_blocks,
+        };
+        let addr = pages.addr(cx, cell * self.kv_heads * self.block_size)?;
         let (token, head) = match self.heads_outside {
             true => (cell, cell * self.block_size),
             false => (cell * self.kv_heads, cell),

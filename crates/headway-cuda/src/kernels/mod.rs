@@ -6,6 +6,7 @@ pub mod cache;
 pub(crate) mod elements;
 mod kernel;
 pub mod memory;
+pub mod mla;
 pub mod ops;
 mod params;
 mod specs;

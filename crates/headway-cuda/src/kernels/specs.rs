@@ -1,7 +1,7 @@
 //! What stands for all forms in which the sources are compiled: each file in the forms that differ in more than a size.
 //! Tests compile these for every generation.
 
-use super::{attention, cache, memory, ops, state_space};
+use super::{attention, cache, memory, mla, ops, state_space};
 use crate::{KernelSpec, device::Result};
 use headway_tensor::DType::{self, BF16, F8E4M3, F8E5M2, F16};
 
@@ -27,6 +27,7 @@ pub fn specs() -> Result<Vec<KernelSpec>> {
     });
     let mut all = writes.chain(attention).collect::<Result<Vec<_>>>()?;
     all.extend(memory::specs());
+    all.extend(mla::specs()?);
     all.extend(ops::specs()?);
     all.extend(state_space::specs()?);
     Ok(all)

@@ -1,15 +1,15 @@
-//! `CUDA_ATTN` through the suite that every backend goes through, and what the suite has no run for.
+//! The backends through the suite that every one goes through.
 
-use super::{Outcome, Test};
+use super::{Outcome, Test, mla};
 use headway_attention::{AttentionError, DynBackend, KindTag, KvBuf, Registry};
 use headway_cuda::{
-    CudaExec, KernelSpec,
+    CudaExec, DeviceInfo, KernelSpec,
     kernels::{
         attention::{Shape, spec},
         cache::write_spec,
     },
 };
-use headway_tensor::{Exec, Tensor};
+use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, Weight};
 use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
 use std::{any::Any, collections::BTreeMap, sync::Arc};
 
@@ -40,25 +40,40 @@ impl HostAccess for CudaMemory {
         Ok(bytes)
     }
 
+    fn load_linear(
+        &self,
+        exec: &dyn Exec,
+        weight: Weight,
+        activations: DType,
+    ) -> Result<Arc<dyn Linear>, AttentionError> {
+        Ok(cuda(exec)?.load_linear(vec![LinearPart { weight, bias: None }], Some(activations))?)
+    }
+
     fn read_tensor(&self, exec: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>, AttentionError> {
         Ok(cuda(exec)?.read_tensor(tensor.view())?)
     }
 }
 
-fn backends() -> Result<Vec<Arc<dyn DynBackend>>, AttentionError> {
+pub fn backends() -> Result<Vec<Arc<dyn DynBackend>>, AttentionError> {
     let mut registry = Registry::default();
     headway_cuda::register(&mut registry)?;
-    let attends = |b: &&Arc<dyn DynBackend>| b.rules().kind == KindTag::Standard;
+    let attends = |b: &&Arc<dyn DynBackend>| b.rules().kind != KindTag::StateSpace;
     Ok(registry.iter().filter(attends).cloned().collect())
 }
 
-/// The kernels that the suite's cells need.
-pub fn specs() -> Result<Vec<KernelSpec>, AttentionError> {
+/// The kernels that the suite's cells need on this device.
+pub fn specs(info: &DeviceInfo) -> Result<Vec<KernelSpec>, AttentionError> {
     let mut all = BTreeMap::new();
     for backend in backends()? {
         let rules = backend.rules();
         for cell in cells(rules) {
             if backend.combination(&cell.need(rules)).is_some() {
+                continue;
+            }
+            if cell.latent.is_some() {
+                for s in mla::specs(info, &cell)? {
+                    all.insert(format!("{s:?}"), s);
+                }
                 continue;
             }
             let (Some(cache), Ok(shape)) =

@@ -34,7 +34,7 @@ pub fn run(args: &[String]) -> ExitCode {
 fn some(i: usize, jobs: usize) -> Outcome {
     let cx = CudaExec::open(CudaOptions::default()).map_err(text)?;
     let compiler = Compiler::new(cx.info().arch(), Some(folder()), None).map_err(text)?;
-    let mut specs = attention::specs().map_err(text)?;
+    let mut specs = attention::specs(cx.info()).map_err(text)?;
     specs.extend(state_space::specs()?);
     let mine: Vec<_> = specs.iter().skip(i).step_by(jobs.max(1)).collect();
     for spec in &mine {

@@ -7,6 +7,7 @@
 mod attention;
 mod compiled;
 mod device;
+mod mla;
 mod ops;
 mod reference;
 mod state_space;
@@ -20,7 +21,7 @@ pub type Outcome = Result<String, String>;
 pub type Test = (&'static str, fn(&CudaExec) -> Outcome);
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, ops::TESTS, attention::TESTS, state_space::TESTS].concat()
+    [device::TESTS, ops::TESTS, attention::TESTS, mla::TESTS, state_space::TESTS].concat()
 }
 
 fn main() -> ExitCode {

@@ -373,7 +373,7 @@ fn latent_layer(tools: Tools<'_>, world: &World, d: &LatentDims) -> Result<Layer
     let shape = vec![c.num_heads * (d.qk_nope_head_dim + d.v_head_dim), d.kv_lora_rank];
     let weight = Weight::from_f32("kv_b_proj", shape, &world.kv_b_proj);
     let weight = weight.map_err(|e| AttentionError::Inputs(e.to_string()))?;
-    let kv_b_proj = tools.host.load_linear(tools.exec, weight)?;
+    let kv_b_proj = tools.host.load_linear(tools.exec, weight, c.dtype)?;
     let args = MlaArgs {
         layer: AttnLayer(0),
         num_heads: c.num_heads,

@@ -1,7 +1,7 @@
 //! How the suite gets bytes to and from a backend's memory: the one seam between it and a device.
 
 use headway_attention::{AttentionError, KvBuf, Result};
-use headway_tensor::{Exec, HostBuf, Linear, Tensor, TensorError, Weight};
+use headway_tensor::{DType, Exec, HostBuf, Linear, Tensor, TensorError, Weight};
 use std::sync::Arc;
 
 /// Moves bytes between the host and where a backend's kernels read and write. [`HostMemory`] is for
@@ -43,11 +43,12 @@ pub trait HostAccess {
     /// A buffer that isn't this device's.
     fn read_cache(&self, exec: &dyn Exec, cache: &KvBuf) -> Result<Vec<u8>>;
 
-    /// A linear layer of this weight in the device's form: latent attention needs one.
+    /// A linear layer of this weight in the device's form, for activations of this type: latent attention needs one.
     ///
     /// # Errors
     /// By default that there is no such thing here.
-    fn load_linear(&self, exec: &dyn Exec, weight: Weight) -> Result<Arc<dyn Linear>> {
+    fn load_linear(&self, exec: &dyn Exec, weight: Weight, activations: DType) -> Result<Arc<dyn Linear>> {
+        let _ = activations;
         Err(AttentionError::Inputs(format!(
             "no linear layer for '{}' on {}: latent attention needs a HostAccess with load_linear",
             weight.name(),
@@ -91,7 +92,6 @@ impl HostAccess for HostMemory {
     }
 
     fn read_tensor(&self, _: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>> {
-        use headway_tensor::DType;
         let bytes = match tensor.dtype() {
             DType::F32 => bytemuck::cast_slice(tensor.host::<f32>()?).to_vec(),
             DType::F16 => bytemuck::cast_slice(tensor.host::<half::f16>()?).to_vec(),

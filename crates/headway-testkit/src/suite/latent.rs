@@ -6,18 +6,18 @@ use super::{
     cell::Cell,
 };
 use crate::{
-    reference::{Params, Request, attend},
+    reference::{Params, Request, attend, round::round_to},
     rng::Rng,
 };
 use headway_attention::process::rules::LatentDims;
 
-/// `[num_heads x (qk_nope + v), kv_lora_rank]`, so that keys and values have a variance of 1; empty for cells without
-/// latents.
+/// `[num_heads x (qk_nope + v), kv_lora_rank]` in the activations' type, so that keys and values have a variance of 1;
+/// empty for cells without latents.
 pub fn projection(cell: &Cell, rng: &mut Rng) -> Vec<f32> {
     let Some(d) = cell.latent else { return vec![] };
     let spread = (d.kv_lora_rank as f64).powf(-0.5);
     let n = cell.num_heads * (d.qk_nope_head_dim + d.v_head_dim) * d.kv_lora_rank;
-    (0..n).map(|_| (rng.normal() * spread) as f32).collect()
+    (0..n).map(|_| round_to(cell.dtype, (rng.normal() * spread) as f32)).collect()
 }
 
 /// As [`World::answer`].

@@ -14,6 +14,7 @@
 //! | [`flashinfer`] | kernels of the two halves, plan arguments, draft masks | FlashInfer |
 //! | [`mla`] | decode and prefill halves, workspace size | multi-head latent attention |
 //! | [`context_chunks`] | a prefill's cached context through a bounded workspace | multi-head latent attention |
+//! | [`prefill_passes`] | what a prefill expands at a time, and who attends to it | multi-head latent attention |
 //! | [`scan_chunks`] | chunks of a scan that end where sequences end | Mamba-2 |
 //! | [`conv_blocks`] | programs of a causal convolution | state-space layers |
 //! | [`mamba_states`] | which block holds a request's state | state-space layers |
@@ -30,5 +31,6 @@ pub mod mamba2_dims;
 pub mod mamba_states;
 pub mod mla;
 pub mod pages;
+pub mod prefill_passes;
 pub mod scan_chunks;
 pub mod triton;

@@ -1,11 +1,7 @@
 //! Lifetime: the model, one per attention group and micro-batch. Class 2 of 3: splits a step into decodes and prefills,
 //! plans both once for all layers, and owns the memory that the layers run in.
 
-use super::{
-    CpuMlaConfig, Sizes,
-    passes::{Pass, passes},
-    rules::NAME,
-};
+use super::{CpuMlaConfig, Sizes, rules::NAME};
 use crate::{
     CpuExec,
     backends::common::{StepLimits, refuse_mm_prefixes},
@@ -20,6 +16,7 @@ use headway_attention::{
     group::arith::{
         context_chunks::ChunkWorkspace,
         mla::{DecodeQueries, MlaConfig, MlaStep},
+        prefill_passes::{Attends, Pass, PassWorkspace, passes},
     },
 };
 use headway_tensor::View;
@@ -174,13 +171,21 @@ impl CpuMlaBuilder {
     }
 
     fn passes(&mut self, cx: &CpuExec) -> Result<Vec<(Pass, Batch)>> {
-        let (split, slots, shape) = (self.step.split, self.sizes.workspace_tokens, self.sizes.prefill);
-        let all = passes(&self.step.context, &self.step.prefill_start_loc, split.decodes, slots);
+        let (split, shape) = (self.step.split, self.sizes.prefill);
+        let workspace = PassWorkspace { slots: self.sizes.workspace_tokens, alignment: GROUP };
+        let all = passes(&self.step.context, &self.step.prefill_start_loc, split.decodes, workspace);
         all.into_iter()
             .map(|pass| {
-                let plan = self.plan(cx, &shape, pass.requests.iter().map(|(r, _)| *r))?;
+                let request = |a: &Attends| Request {
+                    first_row: a.rows.start,
+                    q_len: a.rows.len(),
+                    seq_len: pass.runs[a.run].len,
+                    causal: a.causal,
+                    prefix: 0,
+                };
+                let plan = self.plan(cx, &shape, pass.attends.iter().map(request))?;
                 let stride = pass.runs.iter().map(|r| r.len.div_ceil(GROUP)).max().unwrap_or(0);
-                let first = pass.requests.iter().map(|(_, run)| pass.runs[*run].slot / GROUP);
+                let first = pass.attends.iter().map(|a| pass.runs[a.run].slot / GROUP);
                 let table = first.flat_map(|b| (b..b + stride).map(|b| b as i32)).collect();
                 let batch = Batch::new(plan, View::from_vec(table), stride, GROUP)?;
                 Ok((pass, batch))

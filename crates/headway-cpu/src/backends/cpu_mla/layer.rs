@@ -208,7 +208,7 @@ impl MlaImpl for CpuMlaLayer {
         for (pass, batch) in &m.passes {
             let read = (&cache, &*kv.host_bytes()?, self.kv_scale);
             gather(cx.pool(), &pass.runs, d.latent(), read, (table, m.stride), latent, latents)?;
-            expand(cx, &*self.kv_b_proj, latents, pass.slots(), pages)?;
+            expand(cx, &*self.kv_b_proj, latents, pass.slots, pages)?;
             let rows = pass.rows.clone();
             let of = |n: usize| rows.start * n..rows.end * n;
             let y = if narrower {

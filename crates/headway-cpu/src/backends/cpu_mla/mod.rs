@@ -22,7 +22,6 @@
 
 mod builder;
 mod layer;
-mod passes;
 mod rules;
 mod sizes;
 

@@ -5,46 +5,19 @@ use crate::{
     pool::Pool,
 };
 use half::bf16;
-use headway_attention::{AttentionError, Result};
+use headway_attention::{
+    AttentionError, Result,
+    group::arith::prefill_passes::{Run, Source},
+};
 use headway_tensor::{
     DType, TensorError, TensorRef,
     fp8::{e4m3_to_f32, e5m2_to_f32},
     quant::half_bits::f16_to_f32,
 };
 
-/// Where a run of latents lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// Tokens from `start` on of the request in row `request` of the block table.
-    Cached {
-        /// Row of the block table.
-        request: usize,
-        /// First token.
-        start: usize,
-    },
-    /// New rows from this one on.
-    New {
-        /// First row.
-        row: usize,
-    },
-}
-
-/// Tokens of one request that a pass works on. They get slots side by side, from a multiple of 16 on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Where they are.
-    pub source: Source,
-    /// How many.
-    pub len: usize,
-    /// Slot of the first, a multiple of 16.
-    pub slot: usize,
-}
-
-impl Run {
-    /// The slot after its last, rounded up to a multiple of 16.
-    pub fn end(&self) -> usize {
-        (self.slot + self.len).next_multiple_of(GROUP)
-    }
+/// The slot after a run's last, rounded up to a multiple of 16.
+fn end(run: &Run) -> usize {
+    (run.slot + run.len).next_multiple_of(GROUP)
 }
 
 /// Copies each run's latents to its slots: `out` is `[slots, width]`; slots between runs become 0. `cache` is pages of
@@ -72,10 +45,10 @@ pub fn gather(
     for run in runs {
         let (skipped, tail) = std::mem::take(&mut rest)
             .split_at_mut_checked((run.slot - at) * width)
-            .ok_or_else(|| short(run.end()))?;
-        let taken = run.end() - run.slot;
-        let (rows, tail) = tail.split_at_mut_checked(taken * width).ok_or_else(|| short(run.end()))?;
-        (rest, at) = (tail, run.end());
+            .ok_or_else(|| short(end(run)))?;
+        let taken = end(run) - run.slot;
+        let (rows, tail) = tail.split_at_mut_checked(taken * width).ok_or_else(|| short(end(run)))?;
+        (rest, at) = (tail, end(run));
         skipped.fill(0.0);
         rows[run.len * width..].fill(0.0);
         let rows = &mut rows[..run.len * width];

@@ -20,7 +20,8 @@ mod rows;
 
 pub use absorb::Absorbed;
 pub use expand::{Pages, expand};
-pub use gather::{Run, Source, gather};
+pub use gather::gather;
+pub use headway_attention::group::arith::prefill_passes::{Run, Source};
 pub use rows::{narrow, widen};
 
 /// The sizes of a latent-attention layer, in elements.

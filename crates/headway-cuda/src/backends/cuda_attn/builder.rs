@@ -5,7 +5,7 @@ use super::{CudaAttnConfig, rules::NAME};
 use crate::{
     CudaExec,
     backends::common::refuse,
-    kernels::attention::{Causality, Planner, Request, Shape, Tile},
+    kernels::attention::{Causality, FEW_ROWS, Planner, Request, Shape, Tile, USUAL_WAVES},
 };
 use headway_attention::{
     AttentionError, BuilderPlan, Causal, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder,
@@ -97,8 +97,10 @@ fn planner(group: &GroupInfo, shape: &Shape, slots: usize) -> Planner {
     let mut planner = Planner {
         group: shape.group(),
         kv_heads: shape.kv_heads,
-        many_rows: shape.many_rows(),
+        few_rows: FEW_ROWS,
+        many_rows: Some(shape.many_rows()),
         slots,
+        waves: USUAL_WAVES,
         window: group.spec.sliding_window(),
         batch_invariant: group.batch_invariant,
         max_tiles: 0,

@@ -4,7 +4,7 @@
 
 mod plan;
 
-pub use plan::{Causality, Kind, Planned, Planner, Request, Tile};
+pub use plan::{Causality, FEW_ROWS, INVARIANT_CHUNK, Kind, Planned, Planner, Request, Tile, USUAL_WAVES};
 
 use super::{
     Kernel,

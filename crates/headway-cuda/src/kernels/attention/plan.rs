@@ -6,9 +6,9 @@ use std::ops::Range;
 
 /// Keys that lie in one block of the cache whatever its size: what ranges of keys are aligned to.
 pub const RUN: usize = 16;
-/// Rows of a tile that is bound by memory.
+/// Rows of a tile that is bound by memory, usually.
 pub const FEW_ROWS: usize = 16;
-/// Tiles of [`FEW_ROWS`] that a request may have before tiles of many rows are cheaper.
+/// Tiles of few rows that a request may have before tiles of many rows are cheaper.
 const FEW_TILES: usize = 2;
 /// The least keys of a part.
 const LEAST_PART: usize = 64;
@@ -18,8 +18,8 @@ const LEAST_PART_OF_MANY: usize = 512;
 pub const INVARIANT_CHUNK: usize = 512;
 /// What a part costs beside its keys, in keys.
 const BEGINNING: usize = 128;
-/// Waves of parts that are weighed against each other.
-const MOST_WAVES: usize = 4;
+/// Waves of parts that are weighed against each other, for tiles whose partial results are small.
+pub const USUAL_WAVES: usize = 4;
 /// Padding tokens of a tile.
 const PADDING: usize = 64;
 
@@ -27,7 +27,7 @@ const PADDING: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Kind {
-    /// At most 16: the warps share the rows and divide the keys.
+    /// A few, that all warps have: they divide the keys.
     FewRows = 0,
     /// The warps divide the rows and share the keys.
     ManyRows = 1,
@@ -95,10 +95,14 @@ pub struct Planner {
     pub group: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Rows of a tile of many.
-    pub many_rows: usize,
+    /// Rows of a tile of few.
+    pub few_rows: usize,
+    /// Rows of a tile of many, where the kernel has such.
+    pub many_rows: Option<usize>,
     /// Blocks that run at once on the device.
     pub slots: usize,
+    /// Waves of parts that are weighed against each other, at most.
+    pub waves: usize,
     /// Keys that a row sees, at most.
     pub window: Option<usize>,
     /// Whether a row's bits must not depend on what else is in the batch.
@@ -136,17 +140,18 @@ impl Planner {
     /// Tiles and rows of partial results that steps of these limits can need.
     pub fn limits(&self, max_num_reqs: usize, max_num_tokens: usize) -> (usize, usize) {
         let rows = max_num_tokens * self.group;
-        let whole = rows / FEW_ROWS + max_num_reqs.min(max_num_tokens) + max_num_tokens / PADDING + 1;
+        let whole = rows / self.few_rows + max_num_reqs.min(max_num_tokens) + max_num_tokens / PADDING + 1;
         // Parts are no shorter than the share of a block in the most waves; what has no room is not divided.
         let parts = self.most_parts();
         // Of many rows only those of one wave.
-        let rows = (parts * FEW_ROWS).max((2 * self.slots.div_ceil(self.kv_heads) + 1) * self.many_rows);
+        let many = self.many_rows.map_or(0, |n| (2 * self.slots.div_ceil(self.kv_heads) + 1) * n);
+        let rows = (parts * self.few_rows).max(many);
         (whole + parts, rows)
     }
 
     /// Parts beyond the first of their tiles.
     fn most_parts(&self) -> usize {
-        2 * MOST_WAVES * self.slots.div_ceil(self.kv_heads) + 1
+        2 * self.waves * self.slots.div_ceil(self.kv_heads) + 1
     }
 
     /// Writes a step's tiles into `list`, its head first; `padding` are the tokens past the last request.
@@ -187,8 +192,8 @@ impl Planner {
     /// Calls `each` with a request's tiles, undivided.
     fn whole_tiles(&self, request: usize, r: Request, mut each: impl FnMut(Whole)) {
         let all = r.q_len * self.group;
-        let many = !self.batch_invariant && all > FEW_TILES * FEW_ROWS;
-        let step = if many { self.many_rows } else { FEW_ROWS };
+        let many = self.many_rows.filter(|_| !self.batch_invariant && all > FEW_TILES * self.few_rows);
+        let (step, many) = (many.unwrap_or(self.few_rows), many.is_some());
         for row0 in (0..all).step_by(step) {
             let rows = step.min(all - row0);
             let keys = self.keys(&r, row0 / self.group..(row0 + rows - 1) / self.group + 1);
@@ -221,7 +226,7 @@ impl Planner {
             });
         }
         let mut best = (usize::MAX, (total * self.kv_heads).div_ceil(self.slots.max(1)).max(1));
-        for waves in 1..=MOST_WAVES {
+        for waves in 1..=self.waves {
             let room = waves * self.slots / self.kv_heads;
             if tiles.len() > room {
                 continue;
@@ -321,8 +326,10 @@ mod tests {
         let mut p = Planner {
             group: 4,
             kv_heads: 8,
-            many_rows: 128,
+            few_rows: FEW_ROWS,
+            many_rows: Some(128),
             slots: 264,
+            waves: USUAL_WAVES,
             window,
             batch_invariant,
             max_tiles: 0,

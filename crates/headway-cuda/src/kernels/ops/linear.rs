@@ -48,18 +48,13 @@ pub(crate) fn linear(cx: &CudaExec, w: &CudaLinear, x: TensorRef<'_>, out: Tenso
         let (found, expected) = (w.weight().device(), cx.device());
         return Err(TensorError::WrongDevice { what: "linear weight", found, expected }.into());
     }
-    let gemm = match cx.gemm.get() {
-        Some(gemm) => gemm,
-        None => {
-            let gemm = Gemm::new(cx)?;
-            cx.gemm.get_or_init(|| gemm)
-        }
-    };
     let product = Product {
         weight: w.weight().addr(),
         dtype: w.dtype(),
         shape: [w.out_features(), w.in_features()],
         bias: w.bias(out.dtype).map(|b| b.addr()),
+        head_step: 0,
+        by_input: false,
     };
-    gemm.run(cx, &product, &x, &out)
+    Gemm::of(cx)?.run(cx, &product, &x, &out)
 }

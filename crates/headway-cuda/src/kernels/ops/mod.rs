@@ -9,6 +9,7 @@ pub(crate) mod experts;
 pub(crate) mod gated;
 pub(crate) mod gather;
 mod gemm;
+pub(crate) mod latent;
 mod launch;
 pub(crate) mod linear;
 pub(crate) mod norm;

@@ -6,7 +6,7 @@ use cudarc::cublaslt::{
     sys::{
         cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulDesc_t,
         cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreference_t, cublasLtMatrixLayout_t,
-        cudaDataType,
+        cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType,
     },
 };
 use headway_tensor::DType;
@@ -27,6 +27,12 @@ pub(super) struct Key {
     pub dtype: DType,
     pub out_dtype: DType,
     pub bias: bool,
+    /// Products side by side, each of a weight of its own.
+    pub batch: u64,
+    /// Elements from one product's weight, input and output to the next's.
+    pub batch_steps: [i64; 3],
+    /// The weight lies `[in, out]`.
+    pub by_input: bool,
     /// Of weight, input and output.
     pub align: [u32; 3],
 }
@@ -34,7 +40,8 @@ pub(super) struct Key {
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [n_out, n_in] = self.shape;
-        write!(f, "a product of {} rows, {n_in} to {n_out}, {} to {}", self.rows, self.dtype, self.out_dtype)
+        let of = if self.batch > 1 { format!("{} products", self.batch) } else { "a product".into() };
+        write!(f, "{of} of {} rows, {n_in} to {n_out}, {} to {}", self.rows, self.dtype, self.out_dtype)
     }
 }
 
@@ -86,14 +93,16 @@ pub(super) fn alignment(values: [u64; 2]) -> u32 {
 }
 
 impl Described {
-    /// Row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, of which `w` lies transposed.
+    /// Row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`, of which `w` lies transposed unless it is `[in, out]`.
     pub fn new(key: &Key, rows: u64) -> Result<Self> {
         let doing = "describing a product";
         let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let desc =
             result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F).map_err(|e| failed(doing, e))?;
         let mut made = Self { desc, layouts: vec![] };
-        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if !key.by_input {
+            made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        }
         if key.bias {
             made.set(
                 DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
@@ -102,16 +111,37 @@ impl Described {
             made.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(key.out_dtype)?)?;
         }
         let [n_out, n_in] = key.shape.map(|n| n as u64);
-        let operands = [
-            (key.dtype, n_in, n_out, n_in as i64),
-            (key.dtype, n_in, rows, key.x_row),
-            (key.out_dtype, n_out, rows, key.out_row),
-        ];
-        for (dtype, height, width, step) in operands {
+        let weight = match key.by_input {
+            true => (key.dtype, n_out, n_in, n_out as i64),
+            false => (key.dtype, n_in, n_out, n_in as i64),
+        };
+        let operands =
+            [weight, (key.dtype, n_in, rows, key.x_row), (key.out_dtype, n_out, rows, key.out_row)];
+        for ((dtype, height, width, step), batch_step) in operands.into_iter().zip(key.batch_steps) {
             let layout = result::create_matrix_layout(data_type(dtype)?, height, width, step);
             made.layouts.push(layout.map_err(|e| failed(doing, e))?);
+            if key.batch > 1 {
+                let count = key.batch as i32;
+                made.set_layout(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count)?;
+                made.set_layout(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_step)?;
+            }
         }
         Ok(made)
+    }
+
+    /// Sets an attribute of the last operand.
+    fn set_layout<T>(&self, attribute: LayoutAttribute, value: &T) -> Result<()> {
+        let Some(&layout) = self.layouts.last() else { return Ok(()) };
+        // SAFETY: the layout lives, and the value has the size that is said; attributes are set to their types.
+        unsafe {
+            result::set_matrix_layout_attribute(
+                layout,
+                attribute,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        }
+        .map_err(|e| failed("describing a product", e))
     }
 
     pub fn set<T>(&self, attribute: DescAttribute, value: &T) -> Result<()> {

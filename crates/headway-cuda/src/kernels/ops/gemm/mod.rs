@@ -30,7 +30,9 @@ const INVARIANT_ROWS: u64 = 64;
 /// The library's numbers for ways to add up partial sums of a split inner dimension.
 const SUMS_IN_PLACE: u32 = 1;
 const SUMS_IN_FLOAT32: u32 = 2;
-/// `out[t] = x[t] · wᵀ + bias`, described by its addresses and sizes.
+
+/// `out[t] = x[t] · wᵀ + bias`, described by its addresses and sizes; or one such product for each head of x and out,
+/// each of a weight of its own.
 pub(crate) struct Product {
     /// Address of `[out, in]`, contiguous.
     pub weight: u64,
@@ -40,6 +42,10 @@ pub(crate) struct Product {
     pub shape: [usize; 2],
     /// Address of `[out]` in the output's type.
     pub bias: Option<u64>,
+    /// Elements from one head's weight to the next's.
+    pub head_step: usize,
+    /// The weight lies `[in, out]`.
+    pub by_input: bool,
 }
 
 /// The library's descriptions and its choice for one shape.
@@ -64,6 +70,18 @@ impl Drop for Gemm {
 }
 
 impl Gemm {
+    /// The library, loaded at the first product.
+    ///
+    /// # Errors
+    /// As [`Gemm::new`].
+    pub fn of(cx: &CudaExec) -> Result<&Self> {
+        if let Some(gemm) = cx.gemm.get() {
+            return Ok(gemm);
+        }
+        let gemm = Self::new(cx)?;
+        Ok(cx.gemm.get_or_init(|| gemm))
+    }
+
     /// Loads the library.
     ///
     /// # Errors
@@ -94,8 +112,14 @@ impl Gemm {
             return Ok(());
         }
         cx.context().bind_to_thread().doing("binding the context")?;
-        let step = |r: &Rows| if r.tokens > 1 { r.arg.row / r.dtype.size() as i64 } else { r.width as i64 };
-        let align = |r: &Rows| alignment([r.arg.at, step(r) as u64 * r.dtype.size() as u64]);
+        let (heads, size) = (x.heads.max(1) as u64, |r: &Rows| r.dtype.size() as i64);
+        let step = |r: &Rows| if r.tokens > 1 || heads > 1 { r.arg.row / size(r) } else { r.width as i64 };
+        let align = |r: &Rows| {
+            let rows = alignment([r.arg.at, (step(r) * size(r)) as u64]);
+            if heads > 1 { rows.min(alignment([0, r.arg.head as u64])) } else { rows }
+        };
+        let weight_row = p.shape[usize::from(!p.by_input)] * p.dtype.size();
+        let weight_head = if heads > 1 { p.head_step * p.dtype.size() } else { 0 };
         let key = Key {
             rows: x.tokens as u64,
             shape: p.shape,
@@ -104,7 +128,17 @@ impl Gemm {
             dtype: p.dtype,
             out_dtype: out.dtype,
             bias: p.bias.is_some(),
-            align: [alignment([p.weight, (p.shape[1] * p.dtype.size()) as u64]), align(x), align(out)],
+            batch: heads,
+            batch_steps: match heads {
+                1 => [0; 3],
+                _ => [p.head_step as i64, x.arg.head / size(x), out.arg.head / size(out)],
+            },
+            by_input: p.by_input,
+            align: [
+                alignment([p.weight, weight_row as u64]).min(alignment([0, weight_head as u64])),
+                align(x),
+                align(out),
+            ],
         };
         let mut plans = self.plans.borrow_mut();
         if !plans.contains_key(&key) {

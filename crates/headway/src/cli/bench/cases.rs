@@ -43,8 +43,24 @@ pub struct Heads {
     pub num_heads: usize,
     /// Key/value heads.
     pub num_kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a head; of latent attention of a row of the cache.
     pub head_size: usize,
+    /// Dimensions of latent attention, where the heads are of that: `num_kv_heads` is 1 then.
+    #[serde(default)]
+    pub latent: Option<Latent>,
+}
+
+/// Dimensions of latent attention, in elements.
+#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latent {
+    /// Of a query/key head without rotary position.
+    pub nope: usize,
+    /// Of one with.
+    pub rope: usize,
+    /// Of the latent.
+    pub rank: usize,
+    /// Of a value head.
+    pub v: usize,
 }
 
 /// What a case does.
@@ -86,6 +102,9 @@ pub struct Case {
     /// Tokens to write, for [`Kind::Write`].
     #[serde(default)]
     pub tokens: usize,
+    /// For heads of latent attention, and for no others.
+    #[serde(default)]
+    pub latent: bool,
 }
 
 impl CaseFile {
@@ -126,7 +145,44 @@ impl CaseFile {
             .find(|h| h.num_kv_heads == 0 || h.head_size == 0 || !h.num_heads.is_multiple_of(h.num_kv_heads));
         match bad {
             Some(h) => Err(wrong(format!("heads {}: query heads must be a multiple of KV heads", h.id))),
-            None => Ok(file),
+            None => match file.heads.iter().find(|h| h.latent.is_some_and(|l| !h.holds(&l))) {
+                Some(h) => Err(wrong(format!(
+                    "heads {}: one KV head of rank + rope elements is what latent attention has",
+                    h.id
+                ))),
+                None => Ok(file),
+            },
+        }
+    }
+}
+
+impl Heads {
+    fn holds(&self, l: &Latent) -> bool {
+        self.num_kv_heads == 1 && self.head_size == l.rank + l.rope
+    }
+
+    /// Elements of a query head.
+    pub fn q_head(&self) -> usize {
+        self.latent.map_or(self.head_size, |l| l.nope + l.rope)
+    }
+
+    /// Elements of a head of the output.
+    pub fn out_head(&self) -> usize {
+        self.latent.map_or(self.head_size, |l| l.v)
+    }
+
+    /// Elements that a token's keys and values take in the cache; a latent row is both.
+    pub fn kv_width(&self) -> usize {
+        self.num_kv_heads * self.head_size * if self.latent.is_some() { 1 } else { 2 }
+    }
+
+    /// Elements of a query head that meet a key's, and of a value, where attention is computed: of latent attention over
+    /// the latents where queries are few, over expanded keys and values where they are many.
+    pub fn widths(&self, kind: Kind) -> usize {
+        match (self.latent, kind) {
+            (None, _) => 2 * self.head_size,
+            (Some(l), Kind::Prefill) => l.nope + l.rope + l.v,
+            (Some(l), _) => 2 * l.rank + l.rope,
         }
     }
 }
@@ -135,6 +191,7 @@ impl Case {
     fn check(&self) -> Result<(), &'static str> {
         match self.kind {
             Kind::Write if self.tokens == 0 => Err("tokens must be at least 1"),
+            Kind::Write if self.latent => Err("writes are of keys and values; leave latent out"),
             Kind::Write => Ok(()),
             _ if self.seqs.is_empty() => Err("seqs is empty"),
             _ if self.seqs.iter().any(|&[new, all]| new == 0 || new > all) => {
@@ -179,7 +236,7 @@ mod tests {
     fn cuda_has_its_own_cases_and_the_cpus() -> Result<(), CliError> {
         let (cpu, cuda) = (CaseFile::read(None, "cpu")?, CaseFile::read(None, "cuda")?);
         let own = CaseFile::parse("cases-cuda.json".as_ref(), EMBEDDED_CUDA)?;
-        assert_eq!((own.cases.len(), own.heads.len(), own.dtypes.as_slice()), (45, 2, &["bf16".into()][..]));
+        assert_eq!((own.cases.len(), own.heads.len(), own.dtypes.as_slice()), (53, 4, &["bf16".into()][..]));
         let mut ids: Vec<_> = cuda.cases.iter().map(|c| c.id.as_str()).collect();
         assert!(cpu.cases.iter().chain(&own.cases).all(|c| ids.contains(&c.id.as_str())));
         ids.sort_unstable();
@@ -196,6 +253,10 @@ mod tests {
         assert_eq!(named("chunk_512_over_32256").kv_tokens(), 32768);
         assert_eq!(named("mixed_4p2048_64d4096").new_tokens(), 4 * 2048 + 64);
         assert_eq!(named("write_262144").tokens, 262_144);
+        assert!(named("mla_decode_b128_c4096").latent && !named("decode_b128_c8192").latent);
+        let latent = own.heads.iter().find(|h| h.id == "mla/128").unwrap();
+        assert_eq!([latent.q_head(), latent.out_head(), latent.kv_width()], [192, 128, 576]);
+        assert_eq!([latent.widths(Kind::Decode), latent.widths(Kind::Prefill)], [1088, 320]);
         // The largest case fits into the pool at 32/8/128.
         assert!(named("decode_b256_c32768").kv_tokens() * 8 * 128 * 4 <= own.semantics.pool_bytes);
         Ok(())

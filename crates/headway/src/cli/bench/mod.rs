@@ -124,10 +124,14 @@ fn backend(name: Option<&str>, registry: &Registry, platform: &str) -> Result<Ar
     if let Some(name) = name {
         return Ok(registry.get_on(name, platform)?.clone());
     }
-    let fits =
-        |b: &&Arc<dyn DynBackend>| b.rules().platform == platform && b.rules().kind == KindTag::Standard;
     let none = || CliError::Usage(format!("no attention backend for {platform} is registered"));
-    registry.iter().find(fits).cloned().ok_or_else(none)
+    of_kind(registry, platform, KindTag::Standard).ok_or_else(none)
+}
+
+/// A platform's first backend of a kind.
+fn of_kind(registry: &Registry, platform: &str, kind: KindTag) -> Option<Arc<dyn DynBackend>> {
+    let fits = |b: &&Arc<dyn DynBackend>| b.rules().platform == platform && b.rules().kind == kind;
+    registry.iter().find(fits).cloned()
 }
 
 fn show(line: &(impl Serialize + Display), json: bool) -> Result<(), CliError> {

@@ -13,10 +13,10 @@ use super::{
     tables::{blocks_of, common, shuffle, view, write_slots},
 };
 use headway_attention::{
-    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, DynAttention, GraphSupport, GroupInfo,
-    KvCacheSpec, KvHandle, LayerArgs, LayerKernel, Qkv, Result, StepEntry, StepMetadata, build_step,
+    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, GraphSupport, GroupInfo, KvCacheSpec, KvHandle,
+    LayerArgs, LayerKernel, MlaArgs, Qkv, Result, StepEntry, StepMetadata, build_step,
 };
-use headway_tensor::{Tensor, View};
+use headway_tensor::{Linear, LinearPart, SharedBytes, Tensor, View, Weight, WeightType};
 use std::sync::Arc;
 
 /// Block tables that cold calls rotate through, at most: each has its metadata ready.
@@ -61,7 +61,7 @@ impl<'a> Prepared<'a> {
 
 /// A layer with its cache, and metadata for each table that the calls rotate through.
 struct Fixture {
-    layer: Box<dyn DynAttention>,
+    layer: LayerKernel,
     handle: KvHandle,
     entries: Vec<StepEntry>,
     slots: Vec<View<i64>>,
@@ -105,12 +105,19 @@ impl Fixture {
             }
         };
         let info = GroupInfo {
+            latent: s.latent(),
             layers: vec![AttnLayer(0)],
             layout: s.layout,
             max_num_reqs: case.seqs.len().max(1),
             max_num_tokens: case.new_tokens(),
             max_model_len: case.seqs.iter().map(|q| q[1]).max().unwrap_or(1),
-            ..GroupInfo::new(KvCacheSpec::Full(spec.clone()), h.num_heads)
+            ..GroupInfo::new(
+                match h.latent {
+                    Some(_) => KvCacheSpec::Mla(spec),
+                    None => KvCacheSpec::Full(spec),
+                },
+                h.num_heads,
+            )
         };
         let handle = KvHandle {
             buf: 0,
@@ -138,18 +145,20 @@ impl Fixture {
             }
         }
         let (rows, sources) = (case.new_tokens(), if cold_sources { slots.len() } else { 1 });
-        let numbers = |rows: usize, heads: usize, seed: u64| {
-            s.meter.numbers(s.dtype, &[rows, heads, h.head_size], seed)
+        let numbers = |rows: usize, heads: usize, width: usize, seed: u64| {
+            s.meter.numbers(s.dtype, &[rows, heads, width], seed)
         };
+        let (kv_heads, width) = (h.num_kv_heads, h.head_size);
         Ok(Self {
             layer: layer(s)?,
             handle,
             entries,
             slots,
-            q: numbers(rows, h.num_heads, 1)?,
-            kv: [numbers(rows * sources, h.num_kv_heads, 2)?, numbers(rows * sources, h.num_kv_heads, 3)?],
+            q: numbers(rows, h.num_heads, h.q_head(), 1)?,
+            // Of latent attention the first are the rows of the cache.
+            kv: [numbers(rows * sources, kv_heads, width, 2)?, numbers(rows * sources, kv_heads, width, 3)?],
             sources,
-            out: Tensor::zeros(ops, s.dtype, &[rows, h.num_heads, h.head_size])
+            out: Tensor::zeros(ops, s.dtype, &[rows, h.num_heads * h.out_head()])
                 .map_err(AttentionError::from)?,
             captured,
         })
@@ -166,17 +175,28 @@ impl Fixture {
         let Self { layer, handle, entries, slots, q, kv, sources, out, captured } = self;
         let (ops, rows) = (&*s.device.ops, case.new_tokens());
         let [k, v] = [kv[0].view(), kv[1].view()];
-        match case.kind {
-            Kind::Write => s.meter.time(sampler, samples, slots.len(), *captured, &mut |i| {
-                let from = i % *sources * rows;
-                let x = Qkv { q: q.view(), k: k.rows(from..from + rows)?, v: v.rows(from..from + rows)? };
-                layer.write_kv_cache(ops, &x, &mut handle.on(&mut pool.0), &slots[i % slots.len()])
-            }),
-            _ => s.meter.time(sampler, samples, entries.len(), *captured, &mut |i| {
-                let (x, entry) = (Qkv { q: q.view(), k, v }, &entries[i % entries.len()]);
-                layer.run(ops, &x, &mut handle.on(&mut pool.0), entry, out.view_mut())
-            }),
-        }
+        let mut call = |i: usize| -> Result<()> {
+            let cache = &mut handle.on(&mut pool.0);
+            match &*layer {
+                LayerKernel::Standard(layer) if case.kind == Kind::Write => {
+                    let from = i % *sources * rows;
+                    let x =
+                        Qkv { q: q.view(), k: k.rows(from..from + rows)?, v: v.rows(from..from + rows)? };
+                    layer.write_kv_cache(ops, &x, cache, &slots[i % slots.len()])
+                }
+                LayerKernel::Standard(layer) => {
+                    let out = out.view_mut().heads(s.heads.num_heads)?;
+                    layer.run(ops, &Qkv { q: q.view(), k, v }, cache, &entries[i % entries.len()], out)
+                }
+                LayerKernel::Mla(layer) => {
+                    let latent = kv[0].view_as(&[rows, s.heads.head_size])?;
+                    layer.run(ops, q.view(), latent, cache, &entries[i % entries.len()], out.view_mut())
+                }
+                LayerKernel::StateSpace(_) => Err(wrong_kind(s)),
+            }
+        };
+        let rotation = if case.kind == Kind::Write { slots.len() } else { entries.len() };
+        s.meter.time(sampler, samples, rotation, *captured, &mut call)
     }
 }
 
@@ -189,14 +209,34 @@ fn can_be_captured(support: GraphSupport, kind: Kind) -> bool {
     }
 }
 
-fn layer(s: &Setup<'_>) -> Result<Box<dyn DynAttention>> {
+fn layer(s: &Setup<'_>) -> Result<LayerKernel> {
+    let h = s.heads;
+    let scale = (h.q_head() as f32).powf(-0.5);
+    let config = s.backend.parse_config(None)?;
+    if let Some(l) = s.latent() {
+        let kv_b_proj = projection(s, h.num_heads * (l.qk_nope_head_dim + l.v_head_dim), l.kv_lora_rank)?;
+        let args = MlaArgs {
+            layer: AttnLayer(0),
+            num_heads: h.num_heads,
+            kv_lora_rank: l.kv_lora_rank,
+            qk_nope_head_dim: l.qk_nope_head_dim,
+            qk_rope_head_dim: l.qk_rope_head_dim,
+            v_head_dim: l.v_head_dim,
+            scale,
+            kv_b_proj: &kv_b_proj,
+            dtype: s.dtype,
+            kv_cache_dtype: s.dtype,
+            kv_scale: 1.0,
+        };
+        return s.backend.layer(&LayerArgs::Mla(args), &config);
+    }
     let args = AttentionArgs {
         layer: AttnLayer(0),
-        num_heads: s.heads.num_heads,
-        num_kv_heads: s.heads.num_kv_heads,
-        head_size: s.heads.head_size,
-        head_size_v: s.heads.head_size,
-        scale: (s.heads.head_size as f32).powf(-0.5),
+        num_heads: h.num_heads,
+        num_kv_heads: h.num_kv_heads,
+        head_size: h.head_size,
+        head_size_v: h.head_size,
+        scale,
         sliding_window: None,
         logit_soft_cap: None,
         alibi_slopes: None,
@@ -206,13 +246,28 @@ fn layer(s: &Setup<'_>) -> Result<Box<dyn DynAttention>> {
         k_scale: 1.0,
         v_scale: 1.0,
     };
-    match s.backend.layer(&LayerArgs::Standard(args), &s.backend.parse_config(None)?)? {
-        LayerKernel::Standard(layer) => Ok(layer),
-        _ => Err(AttentionError::WrongKind {
-            backend: s.backend.rules().name.to_string(),
-            offers: s.backend.rules().kind.name(),
-            asked: "standard attention",
-        }),
+    s.backend.layer(&LayerArgs::Standard(args), &config)
+}
+
+/// A weight of numbers that keep the variance of what they are multiplied with.
+fn projection(s: &Setup<'_>, rows: usize, cols: usize) -> Result<Arc<dyn Linear>> {
+    let spread = (3.0 / cols as f32).sqrt();
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        half::bf16::from_f32(((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * spread)
+    };
+    let bytes: Vec<u8> = (0..rows * cols).flat_map(|_| next().to_le_bytes()).collect();
+    let weight = Weight::new("kv_b_proj", WeightType::BF16, vec![rows, cols], SharedBytes::new(bytes))
+        .map_err(|e| AttentionError::Inputs(e.to_string()))?;
+    Ok(s.device.ops.load_linear(vec![LinearPart { weight, bias: None }], Some(s.dtype))?)
+}
+
+fn wrong_kind(s: &Setup<'_>) -> AttentionError {
+    AttentionError::WrongKind {
+        backend: s.backend.rules().name.to_string(),
+        offers: s.backend.rules().kind.name(),
+        asked: "standard or latent attention",
     }
 }
 

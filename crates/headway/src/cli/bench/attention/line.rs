@@ -41,7 +41,7 @@ impl Line {
     pub fn new(s: &Setup<'_>, case: &Case, block_size: usize, t: Timing) -> Self {
         let h = s.heads;
         let bytes = s.kv_bytes(case) as f64;
-        let flops = (4 * h.head_size * h.num_heads * case.visible_pairs()) as f64;
+        let flops = (2 * h.widths(case.kind) * h.num_heads * case.visible_pairs()) as f64;
         let by_bytes = matches!(case.kind, Kind::Decode | Kind::Write);
         let least = s.ceilings.least_seconds(case.kind, bytes, flops);
         Self {

@@ -8,14 +8,14 @@ mod tables;
 
 use super::{
     super::{CliError, parse},
-    backend,
+    backend, of_kind,
     cases::{Case, CaseFile, Heads},
     cpu,
     meter::{self, Ceilings, Meter, Pool},
     progress, show,
 };
 use clap::Args;
-use headway_attention::{DynBackend, Registry, group::kv::layout::KvCacheLayout};
+use headway_attention::{DynBackend, KindTag, Registry, group::kv::layout::KvCacheLayout};
 use headway_engine::{
     options::{DTypeOption, EngineOptions},
     runner::{
@@ -79,12 +79,14 @@ struct Bench<'a> {
     /// `cpu` or `cuda`.
     platform: &'static str,
     file: CaseFile,
-    backend: Arc<dyn DynBackend>,
-    layout: KvCacheLayout,
+    /// The one that was named, or the device's first of each kind: for softmax attention, for latent attention.
+    backends: Vec<(Arc<dyn DynBackend>, KvCacheLayout)>,
 }
 
 /// A case with what it is measured for.
 struct Run<'a> {
+    backend: &'a Arc<dyn DynBackend>,
+    layout: KvCacheLayout,
     heads: &'a Heads,
     dtype: DType,
     block_size: Option<usize>,
@@ -154,20 +156,34 @@ impl<'a> Bench<'a> {
     fn new(args: &'a AttentionArgs, registry: &Registry) -> Result<Self, CliError> {
         let platform = devices::named(&options(args, None))?.kind;
         let file = CaseFile::read(args.cases.as_deref(), platform)?;
-        let backend = backend(args.backend.as_deref(), registry, platform)?;
-        let readable = &backend.rules().kv_cache_layouts;
-        let layout = match decide::layout(args.kv_layout.as_deref())? {
-            None => readable.first().copied().unwrap_or_default(),
-            Some(layout) if readable.contains(&layout) => layout,
-            Some(_) => {
-                let names: Vec<_> = readable.iter().map(|l| l.name()).collect();
-                let name = &backend.rules().name;
-                let why = format!("{name} can't read it; it reads {}", names.join(", "));
-                let value = args.kv_layout.clone().unwrap_or_default();
-                return Err(StartupError::Option { option: "--kv-layout", value, why }.into());
-            }
+        let mut backends = vec![backend(args.backend.as_deref(), registry, platform)?];
+        if args.backend.is_none() {
+            backends.extend(of_kind(registry, platform, KindTag::Mla));
+        }
+        let asked = decide::layout(args.kv_layout.as_deref())?;
+        let with_layout = |backend: Arc<dyn DynBackend>| {
+            let readable = &backend.rules().kv_cache_layouts;
+            let layout = match asked {
+                None => readable.first().copied().unwrap_or_default(),
+                Some(layout) if readable.contains(&layout) => layout,
+                Some(_) => {
+                    let names: Vec<_> = readable.iter().map(|l| l.name()).collect();
+                    let name = &backend.rules().name;
+                    let why = format!("{name} can't read it; it reads {}", names.join(", "));
+                    let value = args.kv_layout.clone().unwrap_or_default();
+                    return Err(StartupError::Option { option: "--kv-layout", value, why });
+                }
+            };
+            Ok((backend, layout))
         };
-        Ok(Self { args, platform, file, backend, layout })
+        let backends = backends.into_iter().map(with_layout).collect::<Result<_, _>>()?;
+        Ok(Self { args, platform, file, backends })
+    }
+
+    /// Who computes these heads: a backend that was named, whatever it is, or the device's first of their kind.
+    fn backend(&self, heads: &Heads) -> Option<&(Arc<dyn DynBackend>, KvCacheLayout)> {
+        let kind = if heads.latent.is_some() { KindTag::Mla } else { KindTag::Standard };
+        self.backends.iter().find(|(b, _)| b.rules().kind == kind)
     }
 
     /// What matches.
@@ -185,15 +201,22 @@ impl<'a> Bench<'a> {
         };
         let mut runs = vec![];
         for heads in &file.heads {
+            let Some((backend, layout)) = self.backend(heads) else { continue };
             for &dtype in &dtypes {
                 for &block_size in &sizes {
-                    let of_case = file.cases.iter().map(|case| Run { heads, dtype, block_size, case });
+                    let cases = file.cases.iter().filter(|c| c.latent == heads.latent.is_some());
+                    let of_case =
+                        cases.map(|case| Run { backend, layout: *layout, heads, dtype, block_size, case });
                     runs.extend(of_case.filter(|run| a.filter.is_match(&run.name())));
                 }
             }
         }
         match runs.is_empty() {
-            true => Err(CliError::Usage(format!("--filter {}: no case matches", a.filter))),
+            true => {
+                let names: Vec<_> = self.backends.iter().map(|(b, _)| b.rules().name.to_string()).collect();
+                let names = names.join(" and ");
+                Err(CliError::Usage(format!("--filter {}: no case of {names} matches", a.filter)))
+            }
             false => Ok(runs),
         }
     }
@@ -213,23 +236,14 @@ impl<'a> Bench<'a> {
     }
 
     fn setup<'b>(
-        &'b self,
+        &self,
         run: &Run<'b>,
         device: &'b OpenDevice,
         meter: &'b dyn Meter,
         ceilings: &'b Ceilings,
     ) -> Setup<'b> {
-        let &Run { heads, dtype, block_size, .. } = run;
-        Setup {
-            backend: &self.backend,
-            device,
-            meter,
-            ceilings,
-            heads,
-            dtype,
-            block_size,
-            layout: self.layout,
-        }
+        let &Run { backend, layout, heads, dtype, block_size, .. } = run;
+        Setup { backend, device, meter, ceilings, heads, dtype, block_size, layout }
     }
 
     /// Bytes of the pool as asked.

@@ -11,7 +11,10 @@ use super::{
 use headway_attention::{
     DynBackend, LayerNeed,
     group::kv::{layout::KvCacheLayout, spec::AttentionSpec},
-    process::{rules::KvCacheDType, select::reasons},
+    process::{
+        rules::{KvCacheDType, LatentDims},
+        select::reasons,
+    },
 };
 use headway_engine::runner::devices::OpenDevice;
 use headway_tensor::DType;
@@ -34,7 +37,7 @@ pub struct Setup<'a> {
 impl Setup<'_> {
     /// Bytes of the keys and values that a case reads, each once; for a write, that it writes.
     pub fn kv_bytes(&self, case: &Case) -> usize {
-        case.kv_tokens() * self.heads.num_kv_heads * self.heads.head_size * 2 * self.dtype.size()
+        case.kv_tokens() * self.heads.kv_width() * self.dtype.size()
     }
 
     /// Bytes of the pool that a call of a case touches.
@@ -48,7 +51,23 @@ impl Setup<'_> {
 
     /// The layer's cache.
     pub fn spec(&self, block_size: usize) -> AttentionSpec {
-        AttentionSpec::new(block_size, self.heads.num_kv_heads, self.heads.head_size, self.dtype)
+        let h = self.heads;
+        let spec = AttentionSpec::new(block_size, h.num_kv_heads, h.head_size, self.dtype);
+        match h.latent {
+            Some(_) => AttentionSpec { head_size_v: 0, ..spec },
+            None => spec,
+        }
+    }
+
+    /// Dimensions of latent attention, as the contract has them.
+    pub fn latent(&self) -> Option<LatentDims> {
+        self.heads.latent.map(|l| LatentDims {
+            qk_nope_head_dim: l.nope,
+            qk_rope_head_dim: l.rope,
+            kv_lora_rank: l.rank,
+            v_head_dim: l.v,
+            index_topk: None,
+        })
     }
 
     /// The block size and every reason against the backend for this layer.
@@ -59,6 +78,8 @@ impl Setup<'_> {
         let rules = self.backend.rules();
         let size = self.block_size.unwrap_or_else(|| rules.preferred_block_size(16));
         let need = LayerNeed {
+            kind: rules.kind,
+            latent: self.latent(),
             platform: self.device.place.platform.into(),
             compute_capability: self.device.place.capability,
             head_size: self.heads.head_size,

@@ -68,9 +68,7 @@ fn measure(cx: &CudaExec, heads: usize, batch: usize) -> Result<(f64, usize), Cu
     (planner.max_tiles, planner.max_part_rows) = planner.limits(batch, batch);
     let request = Request { q_len: 1, seq_len: CONTEXT, causal: Causality::Yes };
     let mut list = vec![];
-    planner
-        .plan(std::iter::repeat_n(request, batch), 0..0, &mut list)
-        .map_err(CudaError::Argument)?;
+    planner.plan(std::iter::repeat_n(request, batch), 0..0, &mut list).map_err(CudaError::Argument)?;
     let mut merges = vec![list[0]];
     merges.extend(list[1..].iter().filter(|t| t.splits > 1 && t.split == 0));
     merges[0].request = merges.len() as i32 - 1;

@@ -13,7 +13,11 @@ use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, Weight};
 use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
 use std::{any::Any, collections::BTreeMap, sync::Arc};
 
-pub const TESTS: &[Test] = &[("attention: the backend suite", suite), ("attention: a sample of it", sample)];
+pub const TESTS: &[Test] = &[
+    ("attention: the backend suite, CUDA_ATTN", |cx| run(cx, "CUDA_ATTN", &SuiteConfig::default())),
+    ("attention: the backend suite, CUDA_MLA", |cx| run(cx, "CUDA_MLA", &SuiteConfig::default())),
+    ("attention: a sample of it", sample),
+];
 
 /// Bytes between the host and a CUDA device.
 pub struct CudaMemory;
@@ -47,6 +51,10 @@ impl HostAccess for CudaMemory {
         activations: DType,
     ) -> Result<Arc<dyn Linear>, AttentionError> {
         Ok(cuda(exec)?.load_linear(vec![LinearPart { weight, bias: None }], Some(activations))?)
+    }
+
+    fn rounds_expanded(&self) -> bool {
+        true
     }
 
     fn read_tensor(&self, exec: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>, AttentionError> {
@@ -91,23 +99,16 @@ pub fn specs(info: &DeviceInfo) -> Result<Vec<KernelSpec>, AttentionError> {
     Ok(all.into_values().collect())
 }
 
-fn suite(cx: &CudaExec) -> Outcome {
-    run(cx, &SuiteConfig::default())
-}
-
 /// So few cells that tools which watch every access are done with them soon.
 fn sample(cx: &CudaExec) -> Outcome {
-    run(cx, &SuiteConfig { every: 23, ..SuiteConfig::default() })
+    let of = |name| run(cx, name, &SuiteConfig { every: 23, ..SuiteConfig::default() });
+    Ok(["CUDA_ATTN", "CUDA_MLA"].into_iter().map(of).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-fn run(cx: &CudaExec, config: &SuiteConfig) -> Outcome {
-    let mut said = vec![];
-    for backend in backends().map_err(|e| e.to_string())? {
-        let report = run_suite_with(&*backend, cx, &CudaMemory, config);
-        if !report.ok() {
-            return Err(report.to_string());
-        }
-        said.push(report.to_string());
-    }
-    Ok(said.join("\n"))
+fn run(cx: &CudaExec, name: &str, config: &SuiteConfig) -> Outcome {
+    let backends = backends().map_err(|e| e.to_string())?;
+    let backend = backends.iter().find(|b| b.rules().name == name);
+    let backend = backend.ok_or_else(|| format!("{name} is not registered"))?;
+    let report = run_suite_with(&**backend, cx, &CudaMemory, config);
+    if report.ok() { Ok(report.to_string()) } else { Err(report.to_string()) }
 }

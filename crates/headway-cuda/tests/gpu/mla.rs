@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// New tokens and all tokens of requests, decodes first.
-const LONG: [(usize, usize); 6] = [(1, 2100), (1, 64), (1, 700), (40, 600), (5, 1030), (300, 300)];
+const LONG: [(usize, usize); 6] = [(1, 1100), (1, 64), (1, 513), (40, 300), (5, 530), (150, 150)];
 
 /// The kernels that a cell of latent attention needs.
 pub fn specs(info: &DeviceInfo, cell: &Cell) -> Result<Vec<KernelSpec>, AttentionError> {
@@ -65,12 +65,13 @@ fn requests(cx: &CudaExec, only: &str, every: usize, workspace: Option<usize>) -
 }
 
 fn long(cx: &CudaExec) -> Outcome {
-    let all = [("128+64/512/128", 1), ("8+8/16/8", 1), ("latent=", 23), ("batch-invariant", 5)];
+    let all =
+        [("decode bfloat16 kv=auto d=576", 1), ("8+8/16/8", 1), ("latent=", 37), ("batch-invariant", 7)];
     let said = all.into_iter().map(|(only, every)| requests(cx, only, every, None));
     Ok(said.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
 fn small_workspace(cx: &CudaExec) -> Outcome {
-    let said = [48, 256].into_iter().map(|tokens| requests(cx, "latent=", 19, Some(tokens)));
+    let said = [48, 256].into_iter().map(|tokens| requests(cx, "latent=", 41, Some(tokens)));
     Ok(said.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }

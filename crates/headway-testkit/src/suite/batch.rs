@@ -136,6 +136,8 @@ pub struct World {
     pub sinks: Vec<f32>,
     /// `[num_heads x (qk_nope + v), kv_lora_rank]`, for latent attention.
     pub kv_b_proj: Vec<f32>,
+    /// Expanded keys and values of prefills are rounded to the activations' type.
+    pub rounds_expanded: bool,
     blocks: Vec<Vec<i32>>,
     shared: Vec<usize>,
     spans: Vec<Vec<Range<usize>>>,
@@ -166,6 +168,7 @@ impl World {
             slopes: (0..h).map(|i| 2f32.powf(-8.0 * (i + 1) as f32 / h as f32)).collect(),
             sinks: (0..h).map(|_| rng.normal() as f32).collect(),
             kv_b_proj: latent::projection(cell, &mut rng),
+            rounds_expanded: false,
             blocks,
             shared,
             spans: reqs

@@ -45,6 +45,7 @@ pub fn world(cell: &Cell, seed: u64, only: Option<&[Req]>) -> World {
 /// The first promise that was broken.
 pub fn run(tools: Tools<'_>, cell: &Cell, seed: u64, only: Option<&[Req]>) -> Outcome<Vec<&'static str>> {
     let mut world = world(cell, seed, only);
+    world.rounds_expanded = tools.host.rounds_expanded();
     let mut fixture = ok("a yes of the rule book sets up", Fixture::new(tools, &world, POISON_NAN))?;
     let mut ran = vec![];
     let context = world.context_step();

@@ -56,6 +56,12 @@ pub trait HostAccess {
         )))
     }
 
+    /// Whether keys and values that a prefill of latent attention expands are kept in the activations' type: what the
+    /// reference then does too, as it does with what is kept in the cache.
+    fn rounds_expanded(&self) -> bool {
+        false
+    }
+
     /// All bytes of a tensor, after everything that was queued on `exec`.
     ///
     /// # Errors

@@ -49,7 +49,8 @@ pub fn answer(world: &World, d: &LatentDims, s: &Step, decodes: usize) -> Vec<f6
                 let slot = table[token / c.block_size] as usize * c.block_size + token % c.block_size;
                 world.shadow[0][slot * width..(slot + 1) * width].to_vec()
             };
-            expand(world, d, &latent, &mut k, &mut v);
+            let rounds = world.rounds_expanded && i >= decodes;
+            expand(world, d, &latent, rounds, (&mut k, &mut v));
         }
         let q: Vec<f64> = s.q[from * rows..to * rows].iter().copied().map(f64::from).collect();
         out.extend(attend(&params, &Request { q: &q, k: &k, v: &v, causal: true, ..Request::default() }).out);
@@ -58,11 +59,18 @@ pub fn answer(world: &World, d: &LatentDims, s: &Step, decodes: usize) -> Vec<f6
 }
 
 /// Appends a token's keys and values of every head.
-fn expand(world: &World, d: &LatentDims, latent: &[f64], k: &mut Vec<f64>, v: &mut Vec<f64>) {
+fn expand(
+    world: &World,
+    d: &LatentDims,
+    latent: &[f64],
+    rounds: bool,
+    (k, v): (&mut Vec<f64>, &mut Vec<f64>),
+) {
     let (compressed, rope) = latent.split_at(d.kv_lora_rank);
     let per_head = d.qk_nope_head_dim + d.v_head_dim;
     for (i, row) in world.kv_b_proj.chunks_exact(d.kv_lora_rank).enumerate() {
         let x: f64 = row.iter().zip(compressed).map(|(w, c)| f64::from(*w) * c).sum();
+        let x = if rounds { f64::from(round_to(world.cell.dtype, x as f32)) } else { x };
         if i % per_head < d.qk_nope_head_dim {
             k.push(x);
         } else {

@@ -180,8 +180,7 @@ impl Fixture {
             match &*layer {
                 LayerKernel::Standard(layer) if case.kind == Kind::Write => {
                     let from = i % *sources * rows;
-                    let x =
-                        Qkv { q: q.view(), k: k.rows(from..from + rows)?, v: v.rows(from..from + rows)? };
+                    let x = Qkv { q: q.view(), k: k.rows(from..from + rows)?, v: v.rows(from..from + rows)? };
                     layer.write_kv_cache(ops, &x, cache, &slots[i % slots.len()])
                 }
                 LayerKernel::Standard(layer) => {

@@ -8,11 +8,11 @@ mod tables;
 
 use super::{
     super::{CliError, parse},
-    backend, of_kind,
+    backend,
     cases::{Case, CaseFile, Heads},
     cpu,
     meter::{self, Ceilings, Meter, Pool},
-    progress, show,
+    of_kind, progress, show,
 };
 use clap::Args;
 use headway_attention::{DynBackend, KindTag, Registry, group::kv::layout::KvCacheLayout};

@@ -39,7 +39,8 @@ pub fn run(bench: &Bench<'_>) -> Result<(), CliError> {
             Some((of, prepared)) if of == name => prepared,
             _ => {
                 let (case, heads, dtype) = find(&bench.file, &name)?;
-                let none = || CliError::Usage(format!("standard input: {name:?}: no backend for these heads"));
+                let none =
+                    || CliError::Usage(format!("standard input: {name:?}: no backend for these heads"));
                 let &(ref backend, layout) = bench.backend(heads).ok_or_else(none)?;
                 let run = Run { backend, layout, heads, dtype, block_size, case };
                 let setup = bench.setup(&run, &device, &*meter, &ceilings);

@@ -11,7 +11,7 @@
 //! | sizes | multiples of 8; latents up to 512, 576 with the rotated elements; heads up to 256 |
 //! | blocks | multiples of 16 tokens |
 //! | sameness | with `--batch-invariant` every row is computed as a decode, whose bits depend on no other row and not on the chunking |
-//! | CUDA graphs | batches of decodes with as many new tokens each: prefills go through passes that the host plans |
+//! | CUDA graphs | batches of decodes, drafted tokens in each as many as there are: prefills go through passes that the host plans |
 //! | devices | compute capability 8.0 and later |
 //!
 //! A decode is three products and a merge: queries into the latent space, attention over the latents, results out of it.

@@ -212,25 +212,27 @@ impl CudaMlaBuilder {
         let all = passes(&self.step.context, starts, split.decodes, workspace);
         let mut met = vec![false; starts.last().map_or(0, |&n| n as usize)];
         let (mut runs, mut tiles) = (vec![], vec![]);
-        let mut ends = vec![];
+        let mut shares = vec![];
         for pass in &all {
+            let from = (runs.len(), tiles.len());
             runs.extend(pass.runs.iter().map(device_run));
-            let first = tiles.len();
             prefill_tiles(pass, self.sizes.prefill.rows(), &mut met, &mut tiles);
             // The longest first: what is left for the end is short.
-            tiles[first..].sort_by_key(|t: &PrefillTile| std::cmp::Reverse(t.keys));
-            ends.push((runs.len(), tiles.len()));
+            tiles[from.1..].sort_by_key(|t: &PrefillTile| std::cmp::Reverse(t.keys));
+            shares.push((from.0..runs.len(), from.1..tiles.len()));
         }
         let runs = write(cx, &mut self.runs, &runs)?;
         let tiles = write(cx, &mut self.prefill_tiles, &tiles)?;
-        let begins = std::iter::once((0, 0)).chain(ends.iter().copied());
-        let of = |((pass, from), to): ((&Pass, (usize, usize)), &(usize, usize))| DevicePass {
-            runs: runs.slice(from.0..to.0),
-            longest: pass.runs.iter().map(|r| r.len).max().unwrap_or(0),
-            slots: pass.slots,
-            tiles: tiles.slice(from.1..to.1),
-        };
-        Ok(all.iter().zip(begins).zip(&ends).map(of).collect())
+        let mut passes = Vec::with_capacity(all.len());
+        for (pass, (own_runs, own_tiles)) in all.iter().zip(shares) {
+            passes.push(DevicePass {
+                runs: runs.slice(own_runs),
+                longest: pass.runs.iter().map(|r| r.len).max().unwrap_or(0),
+                slots: pass.slots,
+                tiles: tiles.slice(own_tiles),
+            });
+        }
+        Ok(passes)
     }
 }
 

@@ -11,7 +11,7 @@
 //! | sizes | multiples of 8; latents up to 512, 576 with the rotated elements; heads up to 256 |
 //! | blocks | multiples of 16 tokens |
 //! | sameness | with `--batch-invariant` every row is computed as a decode, whose bits depend on no other row and not on the chunking |
-//! | CUDA graphs | batches of decodes, drafted tokens in each as many as there are: prefills go through passes that the host plans |
+//! | CUDA graphs | batches of decodes with as many new tokens each: prefills go through passes that the host plans |
 //! | devices | compute capability 8.0 and later |
 //!
 //! A decode is three products and a merge: queries into the latent space, attention over the latents, results out of it.
@@ -19,8 +19,9 @@
 //!
 //! # Workspace
 //! [`Sizes`] is the one formula for what is allocated and reported. Prefills expand at most `workspace_tokens` tokens
-//! at a time (setting of `[backend.CUDA_MLA]`); the default is as many as make 256 MiB of latents, keys and values, at
-//! least 64 and no more than a request or a step can have. Results of earlier passes are merged in the output's type.
+//! at a time (setting of `[backend.CUDA_MLA]`); the default is as many as make 1 GiB of latents, keys and values, at
+//! least 64 and no more than a request or a step can have. Results of earlier passes are merged in the output's type, so
+//! that many passes cost precision.
 
 mod builder;
 mod layer;

@@ -23,9 +23,6 @@ pub(super) const ALIGNMENT: usize = 16;
 /// Most tokens of the workspace that can be asked for.
 const MOST_WORKSPACE_TOKENS: usize = 1 << 20;
 
-/// Most new tokens of a decode in a graph: more than are drafted; tiles are cut for any number.
-const MOST_DECODE_TOKENS: usize = 256;
-
 /// Latent attention on NVIDIA devices. See the [folder](super).
 pub enum CudaMla {}
 
@@ -89,7 +86,6 @@ impl AttentionBackend for CudaMla {
             supports_kv_connector: false,
             reorder_batch_threshold: Some(1),
             graph_support: GraphSupport::UniformBatch,
-            varlen_graph_max_query_len: Some(MOST_DECODE_TOKENS),
             ..RuleBook::default()
         }
     }

@@ -20,8 +20,9 @@ use headway_attention::{
     },
 };
 
-/// Bytes of gathered latents, expanded keys and values, unless a setting says otherwise.
-const WORKSPACE_BYTES: usize = 256 << 20;
+/// Bytes of gathered latents, expanded keys and values, unless a setting says otherwise: each pass more is a merge that
+/// rounds.
+const WORKSPACE_BYTES: usize = 1 << 30;
 /// Fewest tokens of the workspace by default.
 const LEAST_TOKENS: usize = 64;
 /// Bytes of an activation: both types that there are have two.

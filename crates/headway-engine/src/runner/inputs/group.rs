@@ -106,8 +106,9 @@ impl GroupBuffers {
             blocks.ok_or_else(|| AttentionError::Inputs(format!("request {} has no block table", r.id)))
         });
         self.table.write(cx, (extent.reqs, stride), rows)?;
-        let blocks = self.table.rows(extent.reqs);
-        let row = |i: usize| &blocks.host()[i * stride..(i + 1) * stride];
+        let rows = self.table.rows(extent.reqs);
+        let blocks = rows.host();
+        let row = |i: usize| &blocks[i * stride..(i + 1) * stride];
         let slots = if encoded {
             packed.write(plan.num_tokens().max(plan.encoder_ids.len()), |o: &mut [i64]| {
                 o.fill(SKIP_SLOT);

@@ -236,13 +236,14 @@ impl Bench {
                     let read = (&layout, bytes.as_bytes(), 1.0);
                     let none = TensorRef::from_host(&[0f32; 0], &[0, WIDTH])?;
                     let table = (&self.table[..], stride);
+                    let end = (run.slot + run.len).next_multiple_of(GROUP);
                     gather(self.cx.pool(), &[run], WIDTH, read, table, none, &mut latents)?;
-                    expand(&self.cx, &*self.kv_b_proj, &latents, run.end(), &mut pages)?;
+                    expand(&self.cx, &*self.kv_b_proj, &latents, end, &mut pages)?;
                     let mut plan = Plan::default();
                     let ask = Request { first_row: 0, q_len: 1, seq_len: len, causal: false, prefix: 0 };
                     plan.build(&sizes.prefill, threads, None, std::iter::once(ask))?;
-                    let blocks = View::from_vec((0..(run.end() / GROUP) as i32).collect());
-                    let batch = Batch::new(Arc::new(plan), blocks, run.end() / GROUP, GROUP)?;
+                    let blocks = View::from_vec((0..(end / GROUP) as i32).collect());
+                    let batch = Batch::new(Arc::new(plan), blocks, end / GROUP, GROUP)?;
                     let row = self.heads * 192;
                     let q = TensorRef::from_host(&self.q[request * row..][..row], &[1, self.heads, 192])?;
                     let y = TensorMut::from_host(&mut out, &[1, self.heads, DIMS.v_head_dim])?;

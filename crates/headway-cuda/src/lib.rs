@@ -13,10 +13,12 @@ pub mod compile;
 pub mod device;
 #[expect(unsafe_code, reason = "a launch hands device addresses over")]
 pub mod kernels;
+pub mod modules;
 pub mod ops;
 
 pub use backends::register;
 pub use compile::{Arch, KernelSpec};
 pub use device::{CudaError, CudaExec, CudaMem, CudaOptions, DeviceInfo, Event, Graph};
 pub use kernels::Kernel;
+pub use modules::load_shim;
 pub use ops::CudaLinear;

@@ -3,7 +3,7 @@
 //!
 //! `golden_matrix cuda:0` runs the models on that device, in its own types, and says which it refuses: the real ones that
 //! are in `HEADWAY_MODELS_DIR`, whose blocks are dequantised, and the tiny ones. A third word is a part of the names of
-//! those to run, a fourth the graph mode.
+//! those to run, a fourth the graph mode. `HEADWAY_ATTENTION_BACKEND` names the backend, as it does for `headway`.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -131,6 +131,7 @@ fn on(device: &str, only: &str, graph_mode: Option<&str>) -> Result<bool, String
         let o = EngineOptions {
             device: Some(device.into()),
             graph_mode: graph_mode.map(str::to_owned),
+            attention_backend: std::env::var("HEADWAY_ATTENTION_BACKEND").ok(),
             block_size: Some(block),
             max_num_batched_tokens: Some(chunk),
             max_num_seqs: Some(chunk.min(16)),

@@ -3,6 +3,7 @@
 //! tokens are chosen up to the first close choice.
 //!
 //! `graph_equality cuda:0 [MODEL]…`; without names some of the project's tiny models. Where that device is not there the cases are listed as not run.
+//! `HEADWAY_ATTENTION_BACKEND` names the backend, as it does for `headway`; the cases that it refuses are listed as refused.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -67,6 +68,7 @@ struct Run {
 fn run(device: &str, dir: &Path, mode: &str, way: &Way) -> Result<Run, String> {
     let options = EngineOptions {
         device: Some(device.into()),
+        attention_backend: std::env::var("HEADWAY_ATTENTION_BACKEND").ok(),
         graph_mode: Some(mode.into()),
         batch_invariant: way.batch_invariant,
         max_num_batched_tokens: Some(64),
@@ -231,6 +233,7 @@ fn main() -> ExitCode {
                 let dir = testdata::model_dir(model).map_err(|e| e.to_string());
                 match dir.and_then(|d| case(&device, &d, &way)) {
                     Ok(text) => println!("passed   {name}: {text}"),
+                    Err(e) if e.starts_with("Selected backend") => println!("refused  {name}: {e}"),
                     Err(e) => {
                         failed = true;
                         println!("FAILED   {name}: {e}");

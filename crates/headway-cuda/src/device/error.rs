@@ -100,6 +100,9 @@ pub enum CudaError {
         /// Its name for the error.
         words: String,
     },
+    /// A module of other kernels.
+    #[error(transparent)]
+    Module(#[from] crate::modules::ModuleError),
     /// An argument that can't be.
     #[error("{0}")]
     Argument(String),

@@ -4,6 +4,7 @@
 pub mod attention;
 pub mod cache;
 pub(crate) mod elements;
+pub(crate) mod flashinfer;
 mod kernel;
 pub mod memory;
 pub mod mla;

@@ -1,21 +1,25 @@
-//! The backends through the suite that every one goes through.
+//! The backends through the suite that every one goes through. `FLASHINFER` runs what its modules are built for.
 
 use super::{Outcome, Test, mla};
-use headway_attention::{AttentionError, DynBackend, KindTag, KvBuf, Registry};
+use headway_attention::{
+    AttentionError, DynBackend, KindTag, KvBuf, Registry, process::rules::ComputeCapability,
+};
 use headway_cuda::{
     CudaExec, DeviceInfo, KernelSpec,
     kernels::{
         attention::{Shape, spec},
         cache::write_spec,
     },
+    modules::installed,
 };
 use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, Weight};
 use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
 use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 pub const TESTS: &[Test] = &[
-    ("attention: the backend suite, CUDA_ATTN", |cx| run(cx, "CUDA_ATTN", &SuiteConfig::default())),
-    ("attention: the backend suite, CUDA_MLA", |cx| run(cx, "CUDA_MLA", &SuiteConfig::default())),
+    ("attention: the backend suite, CUDA_ATTN", |cx| run(cx, "CUDA_ATTN", 1)),
+    ("attention: the backend suite, CUDA_MLA", |cx| run(cx, "CUDA_MLA", 1)),
+    ("attention: the backend suite, FLASHINFER", |cx| flashinfer(cx, 1)),
     ("attention: a sample of it", sample),
 ];
 
@@ -101,14 +105,30 @@ pub fn specs(info: &DeviceInfo) -> Result<Vec<KernelSpec>, AttentionError> {
 
 /// So few cells that tools which watch every access are done with them soon.
 fn sample(cx: &CudaExec) -> Outcome {
-    let of = |name| run(cx, name, &SuiteConfig { every: 23, ..SuiteConfig::default() });
-    Ok(["CUDA_ATTN", "CUDA_MLA"].into_iter().map(of).collect::<Result<Vec<_>, _>>()?.join("\n"))
+    let every = 23;
+    let of = |name| run(cx, name, every);
+    let own = ["CUDA_ATTN", "CUDA_MLA"].into_iter().map(of);
+    Ok(own.chain([flashinfer(cx, every)]).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-fn run(cx: &CudaExec, name: &str, config: &SuiteConfig) -> Outcome {
+fn flashinfer(cx: &CudaExec, every: usize) -> Outcome {
+    match installed() {
+        Ok(folder) if folder.modules().is_empty() => {
+            Ok("FLASHINFER: not run: no modules; set HEADWAY_KERNELS_DIR to a folder of them".into())
+        }
+        Ok(_) => run(cx, "FLASHINFER", every),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Every so many cells of a backend.
+fn run(cx: &CudaExec, name: &str, every: usize) -> Outcome {
     let backends = backends().map_err(|e| e.to_string())?;
     let backend = backends.iter().find(|b| b.rules().name == name);
     let backend = backend.ok_or_else(|| format!("{name} is not registered"))?;
-    let report = run_suite_with(&**backend, cx, &CudaMemory, config);
+    let (major, minor) = cx.info().capability;
+    let capability = Some(ComputeCapability(major, minor));
+    let config = SuiteConfig { compute_capability: capability, every, ..SuiteConfig::default() };
+    let report = run_suite_with(&**backend, cx, &CudaMemory, &config);
     if report.ok() { Ok(report.to_string()) } else { Err(report.to_string()) }
 }

@@ -41,7 +41,7 @@ pub use host::{HostAccess, HostMemory};
 pub use report::{Failure, SuiteReport};
 
 use fixture::Tools;
-use headway_attention::{DynBackend, KindTag};
+use headway_attention::{DynBackend, KindTag, LayerNeed, RuleBook, process::rules::ComputeCapability};
 use headway_tensor::Exec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -62,6 +62,16 @@ pub struct SuiteConfig {
     pub waived: Vec<String>,
     /// Stop after so many failures.
     pub max_failures: usize,
+    /// The device's compute capability; `None`: the least that the rule book takes.
+    pub compute_capability: Option<ComputeCapability>,
+}
+
+impl SuiteConfig {
+    /// What selection would put for a cell's layer, on the device of this run.
+    fn need(&self, cell: &Cell, rules: &RuleBook) -> LayerNeed {
+        let need = cell.need(rules);
+        LayerNeed { compute_capability: self.compute_capability.or(need.compute_capability), ..need }
+    }
 }
 
 impl Default for SuiteConfig {
@@ -74,6 +84,7 @@ impl Default for SuiteConfig {
             backend_config: None,
             waived: vec![],
             max_failures: 8,
+            compute_capability: None,
         }
     }
 }
@@ -108,7 +119,7 @@ pub fn run_suite_with(
         refuse::without_a_run(rules).into_iter().partition(|what| config.waived.contains(what));
     (report.waived, report.without_a_run) = (waived, left);
     let cells = cells(rules);
-    refusals(backend, &cells, &mut report);
+    refusals(backend, &cells, config, &mut report);
     for (i, cell) in cells.iter().enumerate() {
         let name = cell.to_string();
         if i % config.every.max(1) != 0 || config.only.as_ref().is_some_and(|o| !name.contains(o)) {
@@ -123,13 +134,14 @@ pub fn run_suite_with(
 }
 
 /// Every no must be refused, and no yes may be.
-fn refusals(backend: &dyn DynBackend, cells: &[Cell], report: &mut SuiteReport) {
+fn refusals(backend: &dyn DynBackend, cells: &[Cell], config: &SuiteConfig, report: &mut SuiteReport) {
     let rules = backend.rules();
-    let Some(taken) = cells.iter().find(|c| refuse::reasons(backend, &c.need(rules)).is_empty()) else {
+    let mut needs = cells.iter().map(|c| config.need(c, rules));
+    let Some(taken) = needs.find(|need| refuse::reasons(backend, need).is_empty()) else {
         report.faults.push("no combination of the rule book's own values is taken".into());
         return;
     };
-    for asked in refuse::asked(rules, taken) {
+    for asked in refuse::asked(rules, &taken) {
         if refuse::reasons(backend, &asked.need).is_empty() {
             report.faults.push(format!("{} is a no, but was not refused", asked.what));
         } else {
@@ -139,7 +151,7 @@ fn refusals(backend: &dyn DynBackend, cells: &[Cell], report: &mut SuiteReport) 
 }
 
 fn one(tools: Tools<'_>, cell: &Cell, name: String, config: &SuiteConfig, report: &mut SuiteReport) {
-    let need = cell.need(tools.backend.rules());
+    let need = config.need(cell, tools.backend.rules());
     let by_rules = tools.backend.rules().refusals(&need);
     if !by_rules.is_empty() {
         report.faults.push(format!("{name} is a yes, but was refused: {by_rules:?}"));

@@ -1,7 +1,6 @@
 //! The other side of a rule book: every no must be a refusal with a reason, and every yes that the
 //! suite has no run for is named.
 
-use super::cell::Cell;
 use headway_attention::{
     DynBackend, LayerNeed, RuleBook,
     process::rules::{AttnType, KindTag, KvCacheDType},
@@ -42,12 +41,11 @@ const KV_CACHE_DTYPES: [&str; 10] = [
 ];
 
 /// Every need that the rule book says no to, one change away from `taken`.
-pub fn asked(rules: &RuleBook, taken: &Cell) -> Vec<Asked> {
-    let base = taken.need(rules);
+pub fn asked(rules: &RuleBook, taken: &LayerNeed) -> Vec<Asked> {
     let mut asked = vec![];
     let mut ask = |no: bool, what: String, change: Change<'_>| {
         if no {
-            let mut need = base.clone();
+            let mut need = taken.clone();
             change(&mut need);
             asked.push(Asked { what, need });
         }

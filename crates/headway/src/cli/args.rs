@@ -19,6 +19,7 @@ Examples:
 
 Every option of the engine has an environment twin (--block-size is HEADWAY_BLOCK_SIZE). Besides:
   HEADWAY_CACHE_DIR     folder of fetched models [default: headway in the user's cache folder]
+  HEADWAY_KERNELS_DIR   folder of kernel modules [default: headway/modules in the user's cache folder]
   HEADWAY_HUB_TIMEOUT   seconds that the Hugging Face hub may stay silent
   HEADWAY_CPU_ISA       lowers the CPU's instruction set: portable, avx2, avx512,
                         avx512bf16, amx
@@ -48,6 +49,8 @@ pub enum Command {
     Explain(Box<ExplainArgs>),
     /// Measure attention calls, a step's metadata, or a whole model, beside what the machine does at most.
     Bench(Box<super::bench::BenchArgs>),
+    /// Build modules of other projects' kernels (FlashInfer's), and list them.
+    Kernels(super::kernels::KernelsArgs),
     /// Fetch a model and say where it lies.
     Pull(PullArgs),
 }

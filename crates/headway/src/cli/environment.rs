@@ -6,8 +6,13 @@ use headway_attention::process::registry::nearest;
 use std::{collections::BTreeSet, ffi::OsString};
 
 /// Variables that are no option's twin.
-const OTHERS: &[&str] =
-    &["HEADWAY_CPU_ISA", "HEADWAY_GOLDEN_DIR", "HEADWAY_MODELS_DIR", "HEADWAY_CONFORMANCE_DIR"];
+const OTHERS: &[&str] = &[
+    "HEADWAY_CPU_ISA",
+    "HEADWAY_GOLDEN_DIR",
+    "HEADWAY_MODELS_DIR",
+    "HEADWAY_CONFORMANCE_DIR",
+    headway_cuda::modules::FOLDER_VARIABLE,
+];
 
 /// Every variable that this build reads.
 fn known() -> BTreeSet<String> {

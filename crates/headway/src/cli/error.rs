@@ -64,6 +64,12 @@ pub enum CliError {
     /// Backends.
     #[error(transparent)]
     Attention(#[from] AttentionError),
+    /// A folder of kernel modules.
+    #[error(transparent)]
+    Modules(#[from] headway_cuda::modules::ModuleError),
+    /// Building kernel modules.
+    #[error(transparent)]
+    Build(#[from] headway_cuda::modules::build::BuildError),
 }
 
 impl CliError {

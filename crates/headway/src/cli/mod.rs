@@ -20,6 +20,7 @@ mod environment;
 mod error;
 mod explain;
 mod generate;
+mod kernels;
 mod output;
 mod panics;
 mod parse;
@@ -69,6 +70,7 @@ fn run(
         Command::Backends(a) => backends::run(&a, &registry),
         Command::Explain(a) => explain::run(*a, registry),
         Command::Bench(a) => bench::run(*a, registry),
+        Command::Kernels(a) => kernels::run(&a),
         Command::Pull(a) => pull::run(&a),
     }
 }

@@ -11,5 +11,6 @@ mod embed;
 mod explain;
 mod explain_start;
 mod generate;
+mod kernels;
 mod startup;
 mod support;

@@ -15,7 +15,7 @@ pub struct Run {
     pub err: String,
 }
 
-/// The program, with none of the environment's settings, no network and no input.
+/// The program, with none of the environment's settings, no network, no kernel modules and no input.
 pub fn headway() -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_headway"));
     for (name, _) in std::env::vars_os() {
@@ -26,6 +26,7 @@ pub fn headway() -> Command {
     c.env_remove("RUST_BACKTRACE")
         .env("HF_HUB_OFFLINE", "1")
         .env("HEADWAY_THREADS", "1")
+        .env("HEADWAY_KERNELS_DIR", "/nowhere")
         .stdin(Stdio::null());
     c
 }

@@ -26,4 +26,5 @@ mod rules;
 
 pub use builder::{CudaAttnBuilder, CudaAttnMetadata};
 pub use layer::CudaAttnLayer;
+pub(super) use rules::LAYOUTS;
 pub use rules::{CudaAttn, CudaAttnConfig};

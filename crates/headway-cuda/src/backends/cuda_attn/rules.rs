@@ -13,7 +13,7 @@ use serde::Deserialize;
 /// The name of this backend.
 pub(super) const NAME: &str = "CUDA_ATTN";
 /// Layouts whose pages are one region of memory.
-pub(super) const LAYOUTS: [KvCacheLayout; 4] =
+pub(in crate::backends) const LAYOUTS: [KvCacheLayout; 4] =
     [KvCacheLayout::LBHNC, KvCacheLayout::LBNHC, KvCacheLayout::BLHNC, KvCacheLayout::BLNHC];
 
 /// Attention on NVIDIA devices. See the [folder](super).

@@ -11,7 +11,7 @@ mod samples;
 
 use super::{CliError, args::EngineArgs, parse, session};
 use clap::{Args, Subcommand};
-use headway_attention::{DynBackend, KindTag, Registry};
+use headway_attention::{DynBackend, KindTag, LayerNeed, Registry};
 use headway_engine::{options::EngineOptions, runner::devices};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -106,7 +106,7 @@ pub fn run(args: BenchArgs, registry: Registry) -> Result<ExitCode, CliError> {
 
 fn bench_builder(a: &BuilderArgs, registry: &Registry) -> Result<(), CliError> {
     let device = devices::open(&EngineOptions { threads: a.threads, ..EngineOptions::default() })?;
-    let backend = backend(a.backend.as_deref(), registry, device.place.platform)?;
+    let backend = backend(a.backend.as_deref(), registry, device.place.platform, &[])?;
     if !a.json {
         let mut out = std::io::stdout().lock();
         writeln!(out, "{} on {}\n{}", backend.rules().name, device.description, builder::head())?;
@@ -119,18 +119,31 @@ fn bench_builder(a: &BuilderArgs, registry: &Registry) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A backend by name, or the device's first for attention over keys and values.
-fn backend(name: Option<&str>, registry: &Registry, platform: &str) -> Result<Arc<dyn DynBackend>, CliError> {
+/// A backend by name, or the device's first for attention over keys and values that takes these layers.
+fn backend(
+    name: Option<&str>,
+    registry: &Registry,
+    platform: &str,
+    layers: &[LayerNeed],
+) -> Result<Arc<dyn DynBackend>, CliError> {
     if let Some(name) = name {
         return Ok(registry.get_on(name, platform)?.clone());
     }
     let none = || CliError::Usage(format!("no attention backend for {platform} is registered"));
-    of_kind(registry, platform, KindTag::Standard).ok_or_else(none)
+    of_kind(registry, platform, KindTag::Standard, layers).ok_or_else(none)
 }
 
-/// A platform's first backend of a kind.
-fn of_kind(registry: &Registry, platform: &str, kind: KindTag) -> Option<Arc<dyn DynBackend>> {
-    let fits = |b: &&Arc<dyn DynBackend>| b.rules().platform == platform && b.rules().kind == kind;
+/// A platform's first backend of a kind that takes these layers.
+fn of_kind(
+    registry: &Registry,
+    platform: &str,
+    kind: KindTag,
+    layers: &[LayerNeed],
+) -> Option<Arc<dyn DynBackend>> {
+    let fits = |b: &&Arc<dyn DynBackend>| {
+        let here = b.rules().platform == platform && b.rules().kind == kind;
+        here && layers.iter().all(|need| b.combination(need).is_none())
+    };
     registry.iter().find(fits).cloned()
 }
 

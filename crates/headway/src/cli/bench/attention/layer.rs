@@ -61,6 +61,9 @@ impl<'a> Prepared<'a> {
 
 /// A layer with its cache, and metadata for each table that the calls rotate through.
 struct Fixture {
+    /// Where a builder's buffers hold a step's pages, each table has a builder of its own. Latent attention shares one:
+    /// its workspaces are large, and its metadata names the table itself.
+    _builders: Vec<AttentionGroup>,
     layer: LayerKernel,
     handle: KvHandle,
     entries: Vec<StepEntry>,
@@ -132,15 +135,21 @@ impl Fixture {
             shared: !write,
         };
         let config = s.backend.parse_config(None)?;
-        let mut groups = vec![AttentionGroup::new(&**s.backend, ops, 0, info, &config, 1, None)?];
-        let captured = can_be_captured(groups[0].plan().graph_support, case.kind);
+        let builder = || AttentionGroup::new(&**s.backend, ops, 0, info.clone(), &config, 1, None);
+        let mut builders = vec![builder()?];
+        let captured = can_be_captured(builders[0].plan().graph_support, case.kind);
         let (mut entries, mut slots) = (vec![], vec![]);
         for table in order.chunks_exact(needed).take(tables) {
             if write {
                 slots.push(view(ops, &write_slots(case.tokens, table, block_size))?);
             } else {
+                if builders.len() == entries.len() && h.latent.is_none() {
+                    builders.push(builder()?);
+                }
+                let last = builders.len() - 1;
+                let own = &mut builders[last..];
                 let mut step = StepMetadata::new(Arc::from([0u16].as_slice()));
-                build_step(&mut groups, ops, &[common(ops, case, table, block_size)?], 0, false, &mut step)?;
+                build_step(own, ops, &[common(ops, case, table, block_size)?], 0, false, &mut step)?;
                 entries.push(step.layer(AttnLayer(0))?.clone());
             }
         }
@@ -150,6 +159,7 @@ impl Fixture {
         };
         let (kv_heads, width) = (h.num_kv_heads, h.head_size);
         Ok(Self {
+            _builders: builders,
             layer: layer(s)?,
             handle,
             entries,
@@ -172,7 +182,7 @@ impl Fixture {
         case: &Case,
         pool: &mut Pool,
     ) -> Result<Timing> {
-        let Self { layer, handle, entries, slots, q, kv, sources, out, captured } = self;
+        let Self { layer, handle, entries, slots, q, kv, sources, out, captured, .. } = self;
         let (ops, rows) = (&*s.device.ops, case.new_tokens());
         let [k, v] = [kv[0].view(), kv[1].view()];
         let mut call = |i: usize| -> Result<()> {

@@ -15,7 +15,7 @@ use super::{
     of_kind, progress, show,
 };
 use clap::Args;
-use headway_attention::{DynBackend, KindTag, Registry, group::kv::layout::KvCacheLayout};
+use headway_attention::{DynBackend, KindTag, LayerNeed, Registry, group::kv::layout::KvCacheLayout};
 use headway_engine::{
     options::{DTypeOption, EngineOptions},
     runner::{
@@ -156,9 +156,20 @@ impl<'a> Bench<'a> {
     fn new(args: &'a AttentionArgs, registry: &Registry) -> Result<Self, CliError> {
         let platform = devices::named(&options(args, None))?.kind;
         let file = CaseFile::read(args.cases.as_deref(), platform)?;
-        let mut backends = vec![backend(args.backend.as_deref(), registry, platform)?];
+        let dtypes = dtypes(args, &file)?;
+        let layer = |heads: &Heads, dtype: DType| LayerNeed {
+            platform: platform.into(),
+            head_size: heads.head_size,
+            head_size_v: heads.head_size,
+            dtype,
+            ..LayerNeed::default()
+        };
+        let of_heads = |heads| dtypes.iter().map(move |&dtype| layer(heads, dtype));
+        let plain = file.heads.iter().filter(|h| h.latent.is_none());
+        let layers: Vec<_> = plain.flat_map(of_heads).collect();
+        let mut backends = vec![backend(args.backend.as_deref(), registry, platform, &layers)?];
         if args.backend.is_none() {
-            backends.extend(of_kind(registry, platform, KindTag::Mla));
+            backends.extend(of_kind(registry, platform, KindTag::Mla, &[]));
         }
         let asked = decide::layout(args.kv_layout.as_deref())?;
         let with_layout = |backend: Arc<dyn DynBackend>| {
@@ -189,12 +200,7 @@ impl<'a> Bench<'a> {
     /// What matches.
     fn runs(&self) -> Result<Vec<Run<'_>>, CliError> {
         let (a, file) = (self.args, &self.file);
-        let dtypes: Vec<DType> = match a.dtype.is_empty() {
-            true => {
-                file.dtypes.iter().map(|d| element(d).map_err(CliError::Usage)).collect::<Result<_, _>>()?
-            }
-            false => a.dtype.clone(),
-        };
+        let dtypes = dtypes(a, file)?;
         let sizes: Vec<Option<usize>> = match a.block_size.is_empty() {
             true => vec![None],
             false => a.block_size.iter().copied().map(Some).collect(),
@@ -295,6 +301,14 @@ impl Run<'_> {
 
 fn options(args: &AttentionArgs, threads: Option<usize>) -> EngineOptions {
     EngineOptions { device: args.device.clone(), threads, ..EngineOptions::default() }
+}
+
+/// The element types that are asked for, or the file's.
+fn dtypes(args: &AttentionArgs, file: &CaseFile) -> Result<Vec<DType>, CliError> {
+    match args.dtype.is_empty() {
+        true => file.dtypes.iter().map(|d| element(d).map_err(CliError::Usage)).collect(),
+        false => Ok(args.dtype.clone()),
+    }
 }
 
 /// An element type; there is no file that could say.

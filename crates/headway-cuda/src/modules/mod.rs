@@ -1,0 +1,34 @@
+//! Kernel modules that other projects' sources were compiled to: shared libraries in a folder with a manifest, opened
+//! at run time, called through TVM-FFI's C ABI. No Python takes part.
+//!
+//! | file | what |
+//! |---|---|
+//! | `manifest.rs` | what a folder holds, as its `manifest.json` says |
+//! | `folder.rs` | the folder: where it is, what of it serves a layer, whether a file is what the manifest says (`elf.rs`: a whole library) |
+//! | `library.rs` | the dynamic linker |
+//! | `shim.rs` | the library that has the functions which modules import; opened before any module |
+//! | `call.rs` | one call: arguments, result, the error that was raised |
+//! | `module.rs` | an opened module: symbols and numbers of arguments are checked once |
+//! | `build/` | `headway kernels build`: from FlashInfer's package to a folder |
+
+pub mod build;
+#[expect(unsafe_code, reason = "modules are called by addresses and give out objects")]
+mod call;
+mod elf;
+mod error;
+mod folder;
+#[expect(unsafe_code, reason = "the dynamic linker hands out addresses")]
+mod library;
+mod manifest;
+#[expect(unsafe_code, reason = "symbols become functions")]
+mod module;
+#[expect(unsafe_code, reason = "the shim's functions are C's")]
+mod shim;
+
+pub(crate) use call::{Arg, Returned, TensorArg};
+pub use error::ModuleError;
+pub use folder::{FOLDER_VARIABLE, ModuleFolder, default_folder, installed};
+pub use manifest::{Entry, FLASHINFER, Kind, MANIFEST, Manifest, Mask, RECIPE, Want, module_dtype};
+pub(crate) use module::Module;
+pub use shim::load_shim;
+pub(crate) use shim::shim;

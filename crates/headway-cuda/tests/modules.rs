@@ -1,0 +1,171 @@
+//! Folders of modules that are not what they should be, with modules made here by the C compiler. Needs no device.
+
+use headway_cuda::modules::{
+    Entry, FLASHINFER, Kind, MANIFEST, Manifest, Mask, ModuleError, ModuleFolder, RECIPE,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Compiles the fake module with these macros.
+fn compile(folder: &Path, name: &str, macros: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/modules/fake.c");
+    let to = folder.join(name);
+    let mut cc = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
+    cc.args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&to)
+        .arg(source)
+        .args(macros.iter().map(|m| format!("-D{m}")));
+    let out = cc.output().expect("the C compiler that Rust links with");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    to
+}
+
+fn entry(path: &Path) -> Entry {
+    use sha2::{Digest, Sha256};
+    let bytes = fs::read(path).unwrap();
+    Entry {
+        file: path.file_name().unwrap().to_str().unwrap().into(),
+        kind: Kind::Fa2,
+        dtype: "bfloat16".into(),
+        head_size: 128,
+        sliding_window: false,
+        soft_cap: false,
+        masks: vec![Mask::None, Mask::Causal],
+        arch: "sm_90a".into(),
+        flashinfer: FLASHINFER.into(),
+        recipe: RECIPE,
+        nvcc: "13.0.88".into(),
+        bytes: bytes.len() as u64,
+        sha256: Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect(),
+        functions: Kind::Fa2.functions().iter().map(|&(n, a)| (n.to_owned(), a)).collect(),
+    }
+}
+
+const RIGHT: [&str; 2] = ["PLAN=21", "RUN=29"];
+
+/// A folder with one module and its manifest, after `change`.
+fn folder(
+    macros: &[&str],
+    change: impl FnOnce(&Path, &mut Entry),
+) -> (tempfile::TempDir, ModuleFolder, Entry) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = compile(dir.path(), "fake.so", macros);
+    let mut one = entry(&path);
+    change(&path, &mut one);
+    let manifest = Manifest { modules: vec![one.clone()], ..Manifest::default() };
+    fs::write(dir.path().join(MANIFEST), manifest.write()).unwrap();
+    let folder = ModuleFolder::open(dir.path()).unwrap();
+    (dir, folder, one)
+}
+
+fn refused(macros: &[&str], change: impl FnOnce(&Path, &mut Entry), arch: Option<&str>) -> ModuleError {
+    let (dir, folder, entry) = folder(macros, change);
+    let e = folder.try_module(&entry, arch).unwrap_err();
+    let text = e.to_string();
+    // Every error names the file, by its whole path.
+    assert!(text.contains(&dir.path().join("fake.so").display().to_string()), "{text}");
+    e
+}
+
+fn says(e: &ModuleError, parts: &[&str]) {
+    let text = e.to_string();
+    assert!(parts.iter().all(|p| text.contains(p)), "{text}");
+}
+
+#[test]
+fn a_module_that_is_what_its_entry_says_opens() {
+    let (_dir, folder, entry) = folder(&RIGHT, |_, _| {});
+    folder.try_module(&entry, Some("sm_90a")).unwrap();
+    folder.try_module(&entry, None).unwrap();
+}
+
+#[test]
+fn files_that_are_not_what_the_manifest_says() {
+    let e = refused(&RIGHT, |path, _| fs::remove_file(path).unwrap(), None);
+    assert!(matches!(e, ModuleError::Missing { .. }), "{e}");
+    let cut = |path: &Path| {
+        let bytes = fs::read(path).unwrap();
+        fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+    };
+    let e = refused(&RIGHT, |path, _| cut(path), None);
+    assert!(matches!(e, ModuleError::Length { .. }), "{e}");
+    says(&e, &["cut off", "headway kernels build flashinfer"]);
+    let e = refused(&RIGHT, |path, _| fs::write(path, "#!/bin/sh").unwrap(), None);
+    assert!(matches!(e, ModuleError::NotElf { .. }), "{e}");
+    let flip = |path: &Path| {
+        let mut bytes = fs::read(path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let e = refused(&RIGHT, |path, _| flip(path), None);
+    assert!(matches!(e, ModuleError::Hash { .. }), "{e}");
+    // Cut off before the manifest was written: the dynamic linker would not survive it.
+    let e = refused(
+        &RIGHT,
+        |path, one| {
+            cut(path);
+            *one = entry(path);
+        },
+        None,
+    );
+    assert!(matches!(e, ModuleError::NotElf { .. }), "{e}");
+    says(&e, &["it is cut off"]);
+}
+
+#[test]
+fn functions_that_are_missing_or_take_other_arguments() {
+    let e = refused(&["PLAN=21", "RUN=-1"], |_, _| {}, None);
+    assert!(matches!(&e, ModuleError::NoSymbol { symbol, .. } if symbol == "__tvm_ffi_paged_run"), "{e}");
+    let e = refused(&["PLAN=18", "RUN=29"], |_, _| {}, None);
+    assert!(matches!(&e, ModuleError::Arguments { listed: false, .. }), "{e}");
+    says(&e, &["plan takes 18 arguments, and headway calls it with 21", "0.7.4"]);
+    let e = refused(
+        &RIGHT,
+        |_, one| {
+            one.functions.insert("paged_run".into(), 26);
+        },
+        None,
+    );
+    assert!(matches!(&e, ModuleError::Arguments { listed: true, .. }), "{e}");
+    says(&e, &["paged_run takes 26 arguments by the manifest"]);
+    let e = refused(&["PLAN=21", "RUN=29", "IMPORTS=headway_has_no_such_function"], |_, _| {}, None);
+    says(&e, &["can't be opened", "headway_has_no_such_function"]);
+}
+
+#[test]
+fn modules_for_others() {
+    let e = refused(&RIGHT, |_, _| {}, Some("sm_80"));
+    assert!(matches!(e, ModuleError::Arch { .. }), "{e}");
+    says(&e, &["compiled for sm_90a", "--arch sm_80"]);
+    let e = refused(&RIGHT, |_, one| one.flashinfer = "0.6.2".into(), None);
+    assert!(matches!(e, ModuleError::Version { .. }), "{e}");
+    says(&e, &["built from FlashInfer 0.6.2", "flashinfer-python==0.7.4"]);
+}
+
+#[test]
+fn manifests_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(ModuleFolder::open(dir.path()).unwrap().modules(), []);
+    let file = dir.path().join(MANIFEST);
+    let entry = r#""kind": "fa2", "dtype": "bfloat16", "head_size": 64, "sliding_window": false, "soft_cap": false,
+        "masks": [], "arch": "sm_90a", "flashinfer": "0.7.4", "recipe": 1, "nvcc": "13.0", "bytes": 1, "sha256": "", "functions": {}"#;
+    for (text, part) in [
+        ("", "not JSON"),
+        ("\0\u{1}", "not JSON"),
+        ("[]", "no number \"format\""),
+        (r#"{"format": 2, "modules": []}"#, "of form 2"),
+        (r#"{"format": 1, "modules": 7}"#, "invalid type"),
+        (r#"{"format": 1, "modules": [{}]}"#, "missing field"),
+        (r#"{"format": 1, "modules": [], "more": 1}"#, "unknown field"),
+        (&format!(r#"{{"format": 1, "modules": [{{"file": "../x.so", {entry}}}]}}"#), "no file name"),
+        (&format!(r#"{{"format": 1, "modules": [{{"file": "/x.so", {entry}}}]}}"#), "no file name"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let e = ModuleFolder::open(dir.path()).unwrap_err();
+        assert!(matches!(&e, ModuleError::Manifest { path, .. } if *path == file), "{e}");
+        says(&e, &[part, "headway kernels build flashinfer"]);
+    }
+}

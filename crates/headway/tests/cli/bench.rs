@@ -143,7 +143,7 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
     let cases: [(&[&str], &str); 9] = [
         (&["attention", "--cases", "/no/such/file.json"], "/no/such/file.json"),
         (&["attention", "--cases", file], "cases.json: "),
-        (&["attention", "--filter", "nothing"], "no case matches"),
+        (&["attention", "--filter", "nothing"], "no case of CPU_ATTN"),
         (&["attention", "--filter", "("], "--filter"),
         (&["attention", "--backend", "CPU_ATN"], "did you mean CPU_ATTN"),
         (&["attention", "--pool", "1", "--filter", "prefill_1x2048 9/3/64 f32"], "--pool"),
@@ -179,7 +179,7 @@ fn attention_on_a_device_that_is_not_there() {
         ),
         (&["--device", "cuda:x"], "--device cuda:x"),
         (&["--device", "cuda:4000", "--threads", "2"], "--threads 2: the threads are the CPU's"),
-        (&["--device", "cuda:4000", "--filter", "4/1/256"], "no case matches"),
+        (&["--device", "cuda:4000", "--filter", "4/1/256"], "no case of CUDA_ATTN"),
         (
             &["--device", "cuda:4000", "--kv-layout", "BHLNC"],
             "--kv-layout BHLNC: CUDA_ATTN can't read it; it reads LBHNC, LBNHC",

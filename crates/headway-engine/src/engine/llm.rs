@@ -6,6 +6,7 @@ use super::{
     request::{Event, GenerateRequest, RequestError},
     sample::StepSampling,
     session::Session,
+    stats::EngineStats,
 };
 use crate::{
     models::{ModelError, plan::CausalLayers},
@@ -227,5 +228,20 @@ impl Engine for LlmEngine {
 
     fn max_request_tokens(&self) -> usize {
         self.scheduler.max_total_tokens()
+    }
+
+    fn stats(&self) -> EngineStats {
+        let (s, kv) = (self.scheduler.stats(), self.scheduler.kv());
+        EngineStats {
+            waiting: s.waiting,
+            running: s.running,
+            steps: s.steps,
+            computed_tokens: s.computed_tokens,
+            preemptions: s.preemptions,
+            drafted_tokens: self.speculation.drafted.iter().sum(),
+            accepted_tokens: self.speculation.accepted.iter().sum(),
+            kv: kv.usage(),
+            prefix: kv.stats(),
+        }
     }
 }

@@ -8,12 +8,14 @@ mod ranges;
 mod request;
 mod sample;
 mod session;
+mod stats;
 
 pub use embed::{EmbedError, EmbedOptions, Embedder};
 pub use llm::{LlmEngine, LogitsObserver};
 pub use open::OpenProgress;
 pub(crate) use open::refusal as open_refusal;
 pub use ranges::RangeError;
+pub use stats::EngineStats;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 
 use crate::{
@@ -93,4 +95,7 @@ pub trait Engine {
 
     /// The most tokens of a request, prompt and answer.
     fn max_request_tokens(&self) -> usize;
+
+    /// How it stands now.
+    fn stats(&self) -> EngineStats;
 }

@@ -98,6 +98,8 @@ pub struct NewToken {
     /// Text that can be shown now; may be empty (a character's bytes are not complete, a stop string may
     /// have begun, or the token is special).
     pub text: String,
+    /// Its own log-probability, where asked for.
+    pub logprob: Option<f32>,
     /// The most likely tokens at its position, where asked for.
     pub logprobs: Option<Logprobs>,
 }

@@ -97,7 +97,8 @@ impl Session {
         } else {
             last_allowed.then_some(FinishReason::Length)
         };
-        (NewToken { token_id: token, text, logprobs: sampled.logprobs.map(|(_, l)| l) }, reason)
+        let (own, logprobs) = sampled.logprobs.unzip();
+        (NewToken { token_id: token, text, logprob: own.map(|t| t.logprob), logprobs }, reason)
     }
 
     /// The request's account.

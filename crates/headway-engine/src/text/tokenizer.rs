@@ -118,6 +118,11 @@ impl Tokenizer {
         self.inner.core.id_to_token(id)
     }
 
+    /// The bytes that an id stands for in a text: whole characters, or a part of one. Empty outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.inner.pieces.get(id)
+    }
+
     /// The id of a token in the vocabulary's own spelling.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.core.token_to_id(token)

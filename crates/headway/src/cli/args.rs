@@ -13,6 +13,7 @@ Examples:
   headway generate --chat \"Write a haiku about rain\" --max-tokens 60
   headway generate --model gemma3-270m --json --logprobs 5 \"2 + 2 =\"
   headway chat
+  headway serve --port 8000
   headway embed --model ./all-MiniLM-L6-v2 \"a text\"
   headway explain ./config.json --engine vllm --device h100
   headway backends
@@ -43,6 +44,8 @@ pub enum Command {
     Embed(Box<EmbedArgs>),
     /// Talk to a model in the terminal.
     Chat(Box<ChatArgs>),
+    /// Answer requests over HTTP, as the OpenAI API has them; with a status page.
+    Serve(Box<super::serve::ServeArgs>),
     /// The attention backends of this build and what each supports.
     Backends(BackendsArgs),
     /// Which backend each layer of a model gets on a device, why not the others, and what comes out.

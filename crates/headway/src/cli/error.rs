@@ -61,6 +61,9 @@ pub enum CliError {
     /// A model's files.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The server.
+    #[error(transparent)]
+    Serve(#[from] headway_server::ServeError),
     /// Backends.
     #[error(transparent)]
     Attention(#[from] AttentionError),

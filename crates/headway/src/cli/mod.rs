@@ -27,6 +27,7 @@ mod parse;
 mod prompt;
 mod pull;
 mod sampling;
+mod serve;
 mod session;
 
 pub use error::CliError;
@@ -69,6 +70,7 @@ fn run(
         Command::Chat(a) => chat::run(*a, registry),
         Command::Backends(a) => backends::run(&a, &registry),
         Command::Explain(a) => explain::run(*a, registry),
+        Command::Serve(a) => serve::run(*a, registry),
         Command::Bench(a) => bench::run(*a, registry),
         Command::Kernels(a) => kernels::run(&a),
         Command::Pull(a) => pull::run(&a),

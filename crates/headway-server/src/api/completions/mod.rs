@@ -1,0 +1,96 @@
+//! `POST /v1/completions`.
+
+mod chunks;
+mod request;
+
+pub use request::MAX_LOGPROBS;
+
+use super::{
+    App,
+    answer::{self, Usage, Whole, refused},
+    call::Call,
+    stream,
+    tokens::TextLogprobs,
+};
+use crate::{ApiError, driver::Model};
+use axum::{
+    Json,
+    body::Bytes,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use chunks::TextChunks;
+use headway_engine::GenerateRequest;
+use request::Request;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// The handler.
+///
+/// # Errors
+/// As the API has them.
+pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
+    let model = app.model()?;
+    let request = Request::parse(&body)?;
+    drop(body);
+    let name = app.served(request.common.model.as_deref())?;
+    let (request, ids, texts) = on_thread(request, Arc::clone(&model)).await?;
+    let n = request.common.n;
+    let mut usage = Usage { prompt_tokens: ids.iter().map(Vec::len).sum(), ..Usage::default() };
+    let mut call = Call::begin("completions", "cmpl", name, usage.prompt_tokens);
+    if app.options.log_prompts {
+        tracing::info!(id = call.id, prompts = ?texts, "prompts");
+    }
+    let mut requests = Vec::with_capacity(ids.len() * n);
+    for prompt_ids in ids {
+        let mut sampling = request.common.sampling.clone();
+        sampling.max_tokens = Some(request.max_tokens(prompt_ids.len(), &model));
+        sampling.logprobs = request.logprobs;
+        let one = GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() };
+        requests.extend(super::copies(&one, n));
+    }
+    let answer = app.submit(requests).await.map_err(|e| refused(e, "prompt"))?;
+    let echo = request.echo.then_some(texts).unwrap_or_default();
+    if request.common.stream {
+        let include_usage = request.common.include_usage;
+        let chunks = TextChunks::new(call, model, echo, n, answer.len(), request.logprobs, include_usage);
+        return Ok(stream::respond(answer, chunks, n, usage, include_usage));
+    }
+    let answers = answer::whole(answer, n, &mut usage).await?;
+    let choices: Vec<Value> = answers
+        .iter()
+        .enumerate()
+        .map(|(i, a)| choice(i, a, echo.get(i / n).map_or("", String::as_str), &model, request.logprobs))
+        .collect();
+    call.usage = usage;
+    Ok(Json(call.object("text_completion", choices, Some(&usage))).into_response())
+}
+
+/// Tokenising may take long; it does not hold up other requests.
+async fn on_thread(
+    request: Request,
+    model: Arc<Model>,
+) -> Result<(Request, Vec<Vec<u32>>, Vec<String>), ApiError> {
+    super::blocking(move || {
+        let ids: Vec<_> = request.prompts.iter().map(|p| p.ids(&model)).collect::<Result<_, _>>()?;
+        let texts = match request.echo {
+            true => request.prompts.iter().map(|p| p.text(&model)).collect(),
+            false => vec![],
+        };
+        Ok((request, ids, texts))
+    })
+    .await
+}
+
+fn choice(index: usize, whole: &Whole, echo: &str, model: &Model, logprobs: Option<usize>) -> Value {
+    let text = format!("{echo}{}", whole.text());
+    let logprobs = logprobs.map(|top| {
+        let (mut lists, mut offset) = (TextLogprobs::default(), 0);
+        for t in &whole.tokens {
+            lists.push(model.tokenizer.as_ref(), t, top, offset);
+            offset += t.text.chars().count();
+        }
+        lists.json()
+    });
+    json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": whole.finished.reason.name()})
+}

@@ -1,0 +1,147 @@
+//! HTTP: a folder or file an endpoint. Handlers read a body, ask the engine, and shape its answer.
+
+mod answer;
+mod body;
+mod call;
+mod chat;
+mod completions;
+mod fields;
+mod guard;
+mod info;
+mod sampling;
+mod stream;
+mod tokenize;
+mod tokens;
+
+
+use crate::{
+    ApiError,
+    driver::{EngineHandle, Model, State as Engine, SubmitError},
+    metrics::Metrics,
+    options::ServeOptions,
+};
+use answer::Answer;
+use axum::{
+    Router,
+    http::StatusCode,
+    routing::{get, post},
+};
+use completions::MAX_LOGPROBS;
+use headway_engine::{GenerateRequest, text::Tokenizer};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// Updates of an answer that may wait for a client to read them, before it counts as too slow.
+const WAITING_UPDATES: usize = 1024;
+
+/// What handlers share.
+pub struct App {
+    /// Runs requests.
+    pub engine: EngineHandle,
+    /// What `/metrics` shows.
+    pub metrics: Arc<Metrics>,
+    /// As the command line has them.
+    pub options: ServeOptions,
+    /// Set when the server is asked to end: requests are not taken any more.
+    pub draining: AtomicBool,
+}
+
+impl App {
+    /// The model, where requests are taken.
+    ///
+    /// # Errors
+    /// 503 while it loads or the server ends, 500 where it broke.
+    pub fn model(&self) -> Result<Arc<Model>, ApiError> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(ApiError::unavailable("the server is ending; try another one").with_code("draining"));
+        }
+        match self.engine.state() {
+            Engine::Ready(model) => Ok(model),
+            Engine::Loading { done, total } => {
+                let text = format!("the model is loading ({done} of {total} layers); try again soon");
+                Err(ApiError::unavailable(text).with_code("loading"))
+            }
+            Engine::Ended | Engine::Broken(_) => {
+                Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine ended"))
+            }
+        }
+    }
+
+    /// The name of the model that a request means.
+    ///
+    /// # Errors
+    /// 404 for one that isn't served.
+    pub fn served(&self, asked: Option<&str>) -> Result<&str, ApiError> {
+        let names = &self.options.served_names;
+        let found = match asked {
+            None => names.first(),
+            Some(name) => names.iter().find(|n| *n == name),
+        };
+        found.map(String::as_str).ok_or_else(|| {
+            let why = format!("the model {:?} is not served; {} is", asked.unwrap_or(""), names.join(", "));
+            ApiError { param: Some("model".into()), ..ApiError::new(StatusCode::NOT_FOUND, why) }
+                .with_code("model_not_found")
+        })
+    }
+
+    /// Has the engine run `requests`.
+    async fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Answer, SubmitError> {
+        let capacity = WAITING_UPDATES.max(8 * requests.len());
+        let ticket = self.engine.submit(requests, capacity).await?;
+        Ok(Answer::new(ticket, self.options.request_timeout))
+    }
+}
+
+impl Model {
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// 422 where the model came without one.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            let why = "the model came without a tokenizer; give token ids as the prompt of /v1/completions";
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, why)
+        })
+    }
+}
+
+/// `n` copies of a request; with a seed, each has one of its own.
+fn copies(request: &GenerateRequest, n: usize) -> impl Iterator<Item = GenerateRequest> {
+    let request = request.clone();
+    (0..n).map(move |i| {
+        let mut copy = request.clone();
+        copy.sampling.seed = copy.sampling.seed.map(|s| s.wrapping_add(i as u64));
+        copy
+    })
+}
+
+/// Runs what takes long away from the tasks of other requests.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| {
+        tracing::error!(error = %e, "a handler failed");
+        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request's handling failed; the server goes on"))
+    })
+}
+
+/// Every endpoint.
+pub fn router(app: Arc<App>) -> Router {
+    let answers = Router::new()
+        .route("/v1/completions", post(completions::handle))
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/v1/models", get(info::models))
+        .route("/v1/models/{*name}", get(info::model))
+        .route("/v1/headway/startup", get(info::startup));
+    let open = Router::new()
+        .route("/", get(info::page))
+        .route("/health", get(info::health))
+        .route("/version", get(info::version))
+        .route("/metrics", get(info::metrics))
+        .route("/openapi.json", get(info::openapi));
+    guard::around(answers, open, Arc::clone(&app)).with_state(app)
+}

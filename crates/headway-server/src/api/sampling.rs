@@ -1,0 +1,129 @@
+//! Sampling parameters, as both kinds of completion have them.
+
+use super::fields::Fields;
+use crate::ApiError;
+use headway_engine::sampling::SamplingParams;
+use serde::Deserialize;
+use serde_json::json;
+
+/// The most completions of one prompt.
+const MAX_N: usize = 128;
+/// The most stop strings.
+const MAX_STOPS: usize = 64;
+
+/// One or several, as `stop` takes them.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a string or a list of strings is needed")]
+enum Stops {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// What both kinds of completion share besides their prompt.
+pub struct Common {
+    /// How tokens are chosen; `max_tokens` and `logprobs` are the endpoint's business.
+    pub sampling: SamplingParams,
+    /// Answers to each prompt.
+    pub n: usize,
+    /// Whether the answer comes in events.
+    pub stream: bool,
+    /// Whether the last event before the end has the token counts.
+    pub include_usage: bool,
+    /// The model asked for.
+    pub model: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+    // Sent by newer clients; there is no obfuscation to leave out.
+    #[serde(default, rename = "include_obfuscation")]
+    _include_obfuscation: bool,
+}
+
+impl Common {
+    /// Takes the shared parameters.
+    ///
+    /// # Errors
+    /// 400 naming the parameter.
+    pub fn take(f: &mut Fields) -> Result<Self, ApiError> {
+        let d = SamplingParams::default();
+        let stop = match f.take("stop")? {
+            None => vec![],
+            Some(Stops::One(s)) => vec![s],
+            Some(Stops::Many(list)) => list,
+        };
+        if stop.len() > MAX_STOPS {
+            return Err(ApiError::param(
+                "stop",
+                format!("stop has {} strings, at most {MAX_STOPS} are taken", stop.len()),
+            ));
+        }
+        let sampling = SamplingParams {
+            temperature: f.take("temperature")?.unwrap_or(d.temperature),
+            top_p: f.take("top_p")?.unwrap_or(d.top_p),
+            top_k: top_k(f)?,
+            min_p: f.take("min_p")?.unwrap_or(d.min_p),
+            repetition_penalty: f.take("repetition_penalty")?.unwrap_or(d.repetition_penalty),
+            seed: f.take::<i64>("seed")?.map(|s| s as u64),
+            stop,
+            stop_token_ids: f.take("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: f.take("ignore_eos")?.unwrap_or(false),
+            max_tokens: None,
+            logprobs: None,
+        };
+        check(&sampling)?;
+        let n = f.take("n")?.unwrap_or(1);
+        if !(1..=MAX_N).contains(&n) {
+            return Err(ApiError::param("n", format!("n is {n}; 1 to {MAX_N} are taken")));
+        }
+        let stream = f.take("stream")?.unwrap_or(false);
+        let options: Option<StreamOptions> = f.take("stream_options")?;
+        if options.is_some() && !stream {
+            return Err(ApiError::param("stream_options", "stream_options needs stream to be true"));
+        }
+        let instead = "leave it out, or use repetition_penalty";
+        f.refuse("presence_penalty", &[json!(0)], instead)?;
+        f.refuse("frequency_penalty", &[json!(0)], instead)?;
+        f.refuse("logit_bias", &[json!({})], "leave it out")?;
+        f.refuse("use_beam_search", &[json!(false)], "leave it out: tokens are sampled")?;
+        f.ignore(&["user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"]);
+        Ok(Self {
+            sampling,
+            n,
+            stream,
+            include_usage: options.unwrap_or_default().include_usage,
+            model: f.take("model")?,
+        })
+    }
+}
+
+/// −1 means all, as elsewhere in the field.
+fn top_k(f: &mut Fields) -> Result<usize, ApiError> {
+    match f.take::<i64>("top_k")?.unwrap_or(0) {
+        -1 => Ok(0),
+        k if k >= 0 => Ok(k as usize),
+        k => Err(ApiError::param("top_k", format!("top_k is {k}; at least 1, or 0 or -1 for all tokens"))),
+    }
+}
+
+/// The engine's own ranges, under the API's names.
+fn check(sampling: &SamplingParams) -> Result<(), ApiError> {
+    sampling.validate().map_err(|e| {
+        let name = e.option.trim_start_matches("--").replace('-', "_");
+        ApiError::param(name.clone(), format!("{name} must be {}, got {}", e.range, e.got))
+    })
+}
+
+/// `max_tokens` under one of its names.
+///
+/// # Errors
+/// 400 for 0.
+pub fn max_tokens(f: &mut Fields, name: &'static str) -> Result<Option<usize>, ApiError> {
+    match f.take::<usize>(name)? {
+        Some(0) => Err(ApiError::param(name, format!("{name} must be at least 1, got 0"))),
+        n => Ok(n),
+    }
+}

@@ -1,0 +1,60 @@
+//! Keys, origins, and bounds on what a client sends.
+
+use crate::support::{Running, post};
+use headway_server::ServeOptions;
+use serde_json::json;
+use std::{io::Write, time::Duration};
+
+#[test]
+fn a_key_guards_what_costs() {
+    let options = ServeOptions { api_key: Some("secret".into()), ..ServeOptions::default() };
+    let server = Running::with(options);
+    let with = |header: &str| {
+        let body = "{\"prompt\": \"a\", \"max_tokens\": 1}";
+        let plain = post("/v1/completions", body);
+        server.send(&plain.replacen("\r\n", &format!("\r\n{header}"), 1)).reply()
+    };
+    assert_eq!(with("Authorization: Bearer secret\r\n").status, 200);
+    for header in ["", "Authorization: Bearer secre\r\n", "Authorization: Bearer secrets\r\n", "Authorization: secret\r\n"] {
+        let r = with(header);
+        r.refused(401, None, &["Authorization"]);
+        assert!(r.head.contains("www-authenticate: bearer"), "{r:?}");
+    }
+    server.get("/v1/models").refused(401, None, &[]);
+    server.post("/tokenize", &json!({"prompt": "a"})).refused(401, None, &[]);
+    for path in ["/", "/health", "/version", "/metrics", "/openapi.json"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn origins_are_answered_where_allowed() {
+    let ask = "OPTIONS /v1/completions HTTP/1.0\r\nOrigin: https://a.example\r\n\
+               Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n\r\n";
+    let header = "access-control-allow-origin";
+    assert!(!Running::start().send(ask).reply().head.contains(header));
+    let some = ServeOptions { cors_origins: vec!["https://a.example".into()], ..ServeOptions::default() };
+    let server = Running::with(some);
+    assert!(server.send(ask).reply().head.contains(&format!("{header}: https://a.example")));
+    let other = ask.replace("a.example", "b.example");
+    assert!(!server.send(&other).reply().head.contains(header));
+    let all = ServeOptions { cors_origins: vec!["*".into()], ..ServeOptions::default() };
+    assert!(Running::with(all).send(ask).reply().head.contains(&format!("{header}: *")));
+}
+
+#[test]
+fn bodies_have_a_size_and_a_time() {
+    let options =
+        ServeOptions { max_body_bytes: 1000, body_timeout: Duration::from_millis(200), ..ServeOptions::default() };
+    let server = Running::with(options);
+    let long = json!({"prompt": "a".repeat(2000)});
+    server.post("/v1/completions", &long).refused(413, None, &["1000 bytes", "--max-body-size"]);
+    // Without a length: it is counted as it comes.
+    let mut chunked = server.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n");
+    chunked.0.write_all(format!("7d0\r\n{}\r\n0\r\n\r\n", "a".repeat(2000)).as_bytes()).unwrap();
+    let text = chunked.read_until("--max-body-size");
+    assert!(text.starts_with("HTTP/1.1 413"), "{text}");
+    let slow = server.send("POST /v1/completions HTTP/1.0\r\nContent-Length: 10\r\n\r\n{");
+    slow.reply().refused(408, None, &["0.2 s"]);
+    assert_eq!(server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+}

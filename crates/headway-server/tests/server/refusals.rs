@@ -1,0 +1,148 @@
+//! Bad requests: the right status, the parameter named, and the server goes on.
+
+use crate::support::{Running, post};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+#[test]
+fn parameters_out_of_range_are_named() {
+    let server = Running::start();
+    let with = |name: &str, value: Value| {
+        let mut chat = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        let mut text = json!({"prompt": "Hi"});
+        (chat[name], text[name]) = (value.clone(), value);
+        (chat, text)
+    };
+    let both: &[(&str, Value, &str)] = &[
+        ("temperature", json!(-1), "at least 0"),
+        ("temperature", json!("hot"), "invalid type"),
+        ("temperature", json!(1e40), "temperature"),
+        ("top_p", json!(0), "above 0"),
+        ("top_p", json!(1.5), "at most 1"),
+        ("top_k", json!(-2), "-2"),
+        ("min_p", json!(2), "from 0 to 1"),
+        ("repetition_penalty", json!(0), "above 0"),
+        ("n", json!(0), "1 to 128"),
+        ("n", json!(1000), "1 to 128"),
+        ("n", json!(1.5), "invalid"),
+        ("stop", json!(""), "not empty"),
+        ("stop", json!(["a", ""]), "not empty"),
+        ("stop", json!([1]), "a string or a list of strings"),
+        ("stop", json!(vec!["a"; 65]), "at most 64"),
+        ("stream", json!("yes"), "invalid type"),
+        ("stream_options", json!({"include_usage": true}), "needs stream"),
+        ("max_tokens", json!(0), "at least 1"),
+        ("max_tokens", json!(-5), "invalid value"),
+        ("logit_bias", json!({"5": 10}), "not supported"),
+        ("presence_penalty", json!(0.5), "not supported"),
+        ("frequency_penalty", json!(-0.5), "not supported"),
+        ("seed", json!("one"), "invalid type"),
+        ("stop_token_ids", json!([-1]), "invalid value"),
+        ("temprature", json!(1), "did you mean temperature?"),
+    ];
+    for (name, value, words) in both {
+        let (chat, text) = with(name, value.clone());
+        for r in [server.post(CHAT, &chat), server.post(TEXT, &text)] {
+            let param = r.json()["error"]["param"].as_str().unwrap_or("").to_owned();
+            assert!(param == *name || param.starts_with(&format!("{name}[")), "{name} {value}: {r:?}");
+            r.refused(400, Some(&param), &[words]);
+        }
+    }
+    for (name, value, words) in [
+        ("logprobs", json!(21), "at most 20"),
+        ("best_of", json!(4), "best_of other than n"),
+        ("suffix", json!("end"), "not supported"),
+    ] {
+        server.post(TEXT, &with(name, value).1).refused(400, Some(name), &[words]);
+    }
+    for (name, value, words) in [
+        ("top_logprobs", json!(3), "needs logprobs"),
+        ("tool_choice", json!("required"), "\"none\" or \"auto\""),
+        ("functions", json!([{"name": "f"}]), "not supported"),
+        ("modalities", json!(["audio"]), "not supported"),
+    ] {
+        server.post(CHAT, &with(name, value).0).refused(400, Some(name), &[words]);
+    }
+    let two = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "max_completion_tokens": 4});
+    server.post(CHAT, &two).refused(400, Some("max_tokens"), &["give one of them"]);
+    let echo = json!({"prompt": "a", "echo": true, "logprobs": 1});
+    server.post(TEXT, &echo).refused(400, Some("logprobs"), &["echo"]);
+    // What says no more than what is so anyway is taken; null is as good as nothing.
+    let fine = json!({"prompt": "a", "max_tokens": 1, "presence_penalty": 0.0, "logit_bias": null, "best_of": 1,
+        "suffix": null, "user": "me", "temperature": null, "stop": null, "logprobs": null});
+    assert_eq!(server.post(TEXT, &fine).status, 200);
+    assert_eq!(server.alive(), 0);
+}
+
+#[test]
+fn prompts_that_are_none() {
+    let server = Running::start();
+    for (prompt, words) in [
+        (json!(null), "missing"),
+        (json!(""), "empty"),
+        (json!([]), "entries"),
+        (json!([[]]), "empty"),
+        (json!({"a": 1}), "a string, a list of strings"),
+        (json!([1, "a"]), "a string, a list of strings"),
+        (json!([-1]), "a string, a list of strings"),
+    ] {
+        server.post(TEXT, &json!({"prompt": prompt})).refused(400, Some("prompt"), &[words]);
+    }
+    let long = json!({"prompt": "a", "max_tokens": 1_000_000});
+    let r = server.post(TEXT, &long);
+    r.refused(400, Some("prompt"), &["1000000 generated"]);
+    assert_eq!(r.json()["error"]["code"], "context_length_exceeded");
+    for (messages, param, words) in [
+        (json!([]), "messages", "empty"),
+        (json!("Hi"), "messages", "invalid type"),
+        (json!([{"content": "Hi"}]), "messages[0]", "role"),
+        (json!([{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]), "messages[1].role", "robot"),
+        (json!([{"role": "user"}]), "messages[0].content", "missing"),
+        (json!([{"role": "user", "content": 5}]), "messages[0].content", "a string or a list of parts"),
+        (
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            "messages[0].content[0].type",
+            "text parts only",
+        ),
+    ] {
+        let r = server.post(CHAT, &json!({"messages": messages}));
+        let found = r.json()["error"]["param"].as_str().unwrap_or("").to_owned();
+        assert!(found == param || (param == "messages[0].content" && found == "messages[0]"), "{param}: {r:?}");
+        r.refused(400, Some(&found), &[words]);
+    }
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]);
+    assert_eq!(server.post(CHAT, &json!({"messages": parts, "max_tokens": 1})).status, 200);
+}
+
+#[test]
+fn bodies_that_are_no_requests() {
+    let server = Running::start();
+    for body in ["", "{", "[1]", "\"a\"", "{\"prompt\": \"a\",}", "\u{0}", "{\"prompt\": \"\\ud800\"}"] {
+        server.send(&post(TEXT, body)).reply().refused(400, None, &["the body"]);
+    }
+    let deep = format!("{{\"prompt\": {}1{}}}", "[".repeat(5000), "]".repeat(5000));
+    server.send(&post(TEXT, &deep)).reply().refused(400, None, &["the body"]);
+    let form = "POST /v1/completions HTTP/1.0\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}";
+    server.send(form).reply().refused(415, None, &["application/json"]);
+    server.post("/v1/embeddings", &json!({})).refused(404, None, &["/v1/embeddings", "/openapi.json"]);
+    server.get("/v1/completions").refused(405, None, &["GET"]);
+    assert_eq!(server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+}
+
+#[test]
+fn a_model_that_is_not_served() {
+    let options = headway_server::ServeOptions {
+        served_names: vec!["small".into(), "org/small".into()],
+        ..headway_server::ServeOptions::default()
+    };
+    let server = Running::with(options);
+    let ask = |model: Value| server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1, "model": model}));
+    assert_eq!(ask(json!("small")).json()["model"], "small");
+    assert_eq!(ask(json!("org/small")).json()["model"], "org/small");
+    assert_eq!(ask(json!(null)).json()["model"], "small");
+    let r = ask(json!("gpt-5"));
+    assert_eq!(r.refused(404, Some("model"), &["gpt-5", "org/small"]).json()["error"]["code"], "model_not_found");
+    assert_eq!(server.get("/v1/models/org/small").status, 200);
+}

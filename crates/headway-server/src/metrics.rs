@@ -6,18 +6,14 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
-use std::{
-    sync::atomic::AtomicU64,
-    time::Duration,
-};
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 /// Content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Seconds; from what a small model on a GPU needs to what a long prompt on a CPU does.
-const TTFT: [f64; 18] = [
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-];
+const TTFT: [f64; 18] =
+    [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0];
 const BETWEEN_TOKENS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0];
 const WHOLE: [f64; 14] = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0];
@@ -92,7 +88,11 @@ impl Default for Metrics {
             steps: total(&mut r, "steps", "Steps that computed something"),
             computed: total(&mut r, "computed_tokens", "Tokens computed in them"),
             preemptions: total(&mut r, "num_preemptions", "Times that a request lost its pages"),
-            prefix_queries: total(&mut r, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
+            prefix_queries: total(
+                &mut r,
+                "prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache",
+            ),
             prefix_hits: total(&mut r, "prefix_cache_hits", "Prompt tokens found there"),
             drafted: total(&mut r, "spec_decode_num_draft_tokens", "Tokens drafted"),
             accepted: total(&mut r, "spec_decode_num_accepted_tokens", "Drafted tokens that stood"),
@@ -171,5 +171,4 @@ impl Metrics {
     pub fn unfinished(&self) -> i64 {
         self.running.get() + self.waiting.get()
     }
-
 }

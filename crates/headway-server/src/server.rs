@@ -57,7 +57,10 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let address = SocketAddr::new(options.host, options.port);
         let listener = TcpListener::bind(address).await.map_err(|why| ServeError::Bind { address, why })?;
-        Ok(Self { app: Arc::new(App { engine, metrics, options, draining: AtomicBool::new(false) }), listener })
+        Ok(Self {
+            app: Arc::new(App { engine, metrics, options, draining: AtomicBool::new(false) }),
+            listener,
+        })
     }
 
     /// Where it listens.
@@ -85,7 +88,10 @@ impl Server {
         };
         app.draining.store(true, Ordering::Relaxed);
         if outcome.is_ok() {
-            tracing::info!(seconds = app.options.grace_period.as_secs_f64(), "ending; running requests may finish");
+            tracing::info!(
+                seconds = app.options.grace_period.as_secs_f64(),
+                "ending; running requests may finish"
+            );
             drain(&app).await;
         }
         let _ = close.send(true);

@@ -15,8 +15,8 @@ pub use llm::{LlmEngine, LogitsObserver};
 pub use open::OpenProgress;
 pub(crate) use open::refusal as open_refusal;
 pub use ranges::RangeError;
-pub use stats::EngineStats;
 pub use request::{Event, FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
+pub use stats::EngineStats;
 
 use crate::{
     models::ModelError,

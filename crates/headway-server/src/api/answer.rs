@@ -108,7 +108,8 @@ impl Whole {
 /// # Errors
 /// One of them failed, or the call ended before.
 pub async fn whole(mut answer: Answer, n: usize, usage: &mut Usage) -> Result<Vec<Whole>, ApiError> {
-    let mut parts: Vec<(Vec<NewToken>, Option<Finished>)> = (0..answer.len()).map(|_| (vec![], None)).collect();
+    let mut parts: Vec<(Vec<NewToken>, Option<Finished>)> =
+        (0..answer.len()).map(|_| (vec![], None)).collect();
     while let Some(Update { index, what }) = answer.next().await? {
         let Some((tokens, end)) = parts.get_mut(index) else { continue };
         match what {

@@ -11,8 +11,10 @@ use axum::{
 };
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
-use tower_http::{catch_panic::CatchPanicLayer, cors::{AllowOrigin, Any, CorsLayer}};
-
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    cors::{AllowOrigin, Any, CorsLayer},
+};
 
 /// `answers` behind the key, `open` without; both bounded.
 pub fn around(answers: Router<Arc<App>>, open: Router<Arc<App>>, app: Arc<App>) -> Router<Arc<App>> {
@@ -22,7 +24,10 @@ pub fn around(answers: Router<Arc<App>>, open: Router<Arc<App>>, app: Arc<App>) 
     let all = answers
         .merge(open)
         .fallback(|request: Request| async move {
-            ApiError::new(StatusCode::NOT_FOUND, format!("there is no {}; see /openapi.json", request.uri().path()))
+            ApiError::new(
+                StatusCode::NOT_FOUND,
+                format!("there is no {}; see /openapi.json", request.uri().path()),
+            )
         })
         .method_not_allowed_fallback(|request: Request| async move {
             let why = format!("{} is not for {}; see /openapi.json", request.uri().path(), request.method());

@@ -13,7 +13,6 @@ mod stream;
 mod tokenize;
 mod tokens;
 
-
 use crate::{
     ApiError,
     driver::{EngineHandle, Model, State as Engine, SubmitError},
@@ -123,7 +122,10 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| {
         tracing::error!(error = %e, "a handler failed");
-        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request's handling failed; the server goes on"))
+        Err(ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the request's handling failed; the server goes on",
+        ))
     })
 }
 

@@ -33,7 +33,8 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<V
             (None, Some(chat)) => chat.ids(&model)?,
             (None, None) => vec![],
         };
-        let strings = with_strings.then(|| ids.iter().map(|id| tokenizer.id_to_token(*id)).collect::<Vec<_>>());
+        let strings =
+            with_strings.then(|| ids.iter().map(|id| tokenizer.id_to_token(*id)).collect::<Vec<_>>());
         Ok(Json(json!({
             "count": ids.len(),
             "max_model_len": model.max_request_tokens,
@@ -55,6 +56,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json
     let ids: Vec<u32> = f.need("tokens")?;
     f.finish()?;
     let tokenizer = model.tokenizer()?;
-    Tokenizer::check_ids(&ids, tokenizer.vocab_size()).map_err(|e| ApiError::param("tokens", e.to_string()))?;
+    Tokenizer::check_ids(&ids, tokenizer.vocab_size())
+        .map_err(|e| ApiError::param("tokens", e.to_string()))?;
     Ok(Json(json!({"prompt": tokenizer.decode(&ids, false)})))
 }

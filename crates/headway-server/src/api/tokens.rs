@@ -1,10 +1,6 @@
 //! Tokens as the API shows them: their text, their bytes, their log-probabilities.
 
-use headway_engine::{
-    engine::NewToken,
-    sampling::TokenLogprob,
-    text::Tokenizer,
-};
+use headway_engine::{engine::NewToken, sampling::TokenLogprob, text::Tokenizer};
 use serde_json::{Map, Value, json};
 
 /// A token's own text: whole characters, or replacement marks where it is part of one.

@@ -13,11 +13,7 @@ pub use ticket::{Ended, Ticket, Update, What};
 
 use crate::metrics::Metrics;
 use active::Active;
-use headway_engine::{
-    Engine, Event, GenerateRequest,
-    engine::RequestError,
-    scheduler::RequestId,
-};
+use headway_engine::{Engine, Event, GenerateRequest, engine::RequestError, scheduler::RequestId};
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -177,6 +173,8 @@ impl<E: Engine> Driver<E> {
         events.clear();
         let outcome = self.engine.step(events);
         let now = Instant::now();
+        // Before any client hears of the step, so that one that looks finds its own answer counted.
+        self.metrics.engine(&self.engine.stats());
         for event in events.drain(..) {
             self.deliver(event, now);
         }

@@ -1,7 +1,7 @@
 //! [`State`]: whether there is an engine to ask; [`Model`]: what handlers need of it besides answers.
 
 use headway_engine::{
-    LlmEngine, Engine,
+    Engine, LlmEngine,
     text::{ChatTemplate, TextError, Tokenizer},
 };
 use serde_json::Value;

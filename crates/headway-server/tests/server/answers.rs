@@ -43,7 +43,8 @@ fn a_chat_completion_has_the_api_s_shape() {
 fn a_stream_says_what_the_whole_answer_says() {
     let server = Running::start();
     let options = json!({"include_usage": true});
-    let body = json!({"messages": hello(), "max_tokens": 3, "n": 2, "stream": true, "stream_options": options});
+    let body =
+        json!({"messages": hello(), "max_tokens": 3, "n": 2, "stream": true, "stream_options": options});
     let events = server.post("/v1/chat/completions", &body).events();
     let (usage, chunks) = events.split_last().unwrap();
     let mut texts = [String::new(), String::new()];
@@ -93,7 +94,8 @@ fn echo_puts_the_prompt_in_front() {
     let server = Running::start();
     let body = json!({"prompt": ["Hello", "you"], "max_tokens": 1, "echo": true, "n": 2});
     let a = server.post("/v1/completions", &body).json();
-    let texts: Vec<_> = a["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+    let texts: Vec<_> =
+        a["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
     assert_eq!(texts, ["Helloa ", "Helloa ", "youa ", "youa "]);
     let body = json!({"prompt": "Hello", "max_tokens": 1, "echo": true, "stream": true});
     let events = server.post("/v1/completions", &body).events();
@@ -120,7 +122,8 @@ fn log_probabilities_stand_beside_their_tokens() {
         events.iter().filter_map(|e| e["choices"][0]["logprobs"]["content"].as_array()).flatten().collect();
     assert_eq!(all, content.iter().collect::<Vec<_>>());
 
-    let a = server.post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 3, "logprobs": 1})).json();
+    let a =
+        server.post("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 3, "logprobs": 1})).json();
     let l = &a["choices"][0]["logprobs"];
     assert_eq!(l["token_logprobs"], json!([-1.5, -1.5, -1.5]));
     assert_eq!(l["text_offset"], json!([0, 2, 4]));

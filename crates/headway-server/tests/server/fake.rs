@@ -82,11 +82,14 @@ impl Fake {
 impl Engine for Fake {
     fn add(&mut self, request: GenerateRequest) -> Result<RequestId, RequestError> {
         request.sampling.validate()?;
-        let (prompt_tokens, max_tokens) = (request.prompt_ids.len(), request.sampling.max_tokens.unwrap_or(8));
+        let (prompt_tokens, max_tokens) =
+            (request.prompt_ids.len(), request.sampling.max_tokens.unwrap_or(8));
         let total = prompt_tokens + max_tokens;
         if total > MAX_TOKENS {
             let max_model_len = MAX_TOKENS;
-            return Err(SchedulerError::TooLongForModel { prompt_tokens, max_tokens, total, max_model_len }.into());
+            return Err(
+                SchedulerError::TooLongForModel { prompt_tokens, max_tokens, total, max_model_len }.into()
+            );
         }
         self.next += 1;
         self.requests.insert(RequestId(self.next), (request, 0));
@@ -159,7 +162,12 @@ impl Engine for Fake {
             running,
             waiting: self.requests.len() - running,
             steps: self.knobs.steps.load(SeqCst) as u64,
-            kv: KvUsage { total_pages: 64, used_pages: running, free_pages: 64 - running, cached_free_pages: 0 },
+            kv: KvUsage {
+                total_pages: 64,
+                used_pages: running,
+                free_pages: 64 - running,
+                cached_free_pages: 0,
+            },
             ..EngineStats::default()
         }
     }

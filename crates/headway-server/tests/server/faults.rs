@@ -15,7 +15,11 @@ fn a_request_s_own_failure_is_its_own() {
     let server = Running::start();
     let mut other = server.open(TEXT, &json!({"prompt": "Hello", "max_tokens": 200, "stream": true}));
     other.read_until("data: ");
-    server.post(TEXT, &json!({"prompt": [1, FAILS], "max_tokens": 9})).refused(500, None, &["prompt is empty"]);
+    server.post(TEXT, &json!({"prompt": [1, FAILS], "max_tokens": 9})).refused(
+        500,
+        None,
+        &["prompt is empty"],
+    );
     let events = server.post(TEXT, &json!({"prompt": [1, FAILS], "max_tokens": 9, "stream": true})).events();
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
     assert!(other.reply().text.contains("\"finish_reason\":\"length\""));

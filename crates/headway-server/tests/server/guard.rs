@@ -15,7 +15,12 @@ fn a_key_guards_what_costs() {
         server.send(&plain.replacen("\r\n", &format!("\r\n{header}"), 1)).reply()
     };
     assert_eq!(with("Authorization: Bearer secret\r\n").status, 200);
-    for header in ["", "Authorization: Bearer secre\r\n", "Authorization: Bearer secrets\r\n", "Authorization: secret\r\n"] {
+    for header in [
+        "",
+        "Authorization: Bearer secre\r\n",
+        "Authorization: Bearer secrets\r\n",
+        "Authorization: secret\r\n",
+    ] {
         let r = with(header);
         r.refused(401, None, &["Authorization"]);
         assert!(r.head.contains("www-authenticate: bearer"), "{r:?}");
@@ -44,13 +49,18 @@ fn origins_are_answered_where_allowed() {
 
 #[test]
 fn bodies_have_a_size_and_a_time() {
-    let options =
-        ServeOptions { max_body_bytes: 1000, body_timeout: Duration::from_millis(200), ..ServeOptions::default() };
+    let options = ServeOptions {
+        max_body_bytes: 1000,
+        body_timeout: Duration::from_millis(200),
+        ..ServeOptions::default()
+    };
     let server = Running::with(options);
     let long = json!({"prompt": "a".repeat(2000)});
     server.post("/v1/completions", &long).refused(413, None, &["1000 bytes", "--max-body-size"]);
     // Without a length: it is counted as it comes.
-    let mut chunked = server.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let mut chunked = server.send(
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n",
+    );
     chunked.0.write_all(format!("7d0\r\n{}\r\n0\r\n\r\n", "a".repeat(2000)).as_bytes()).unwrap();
     let text = chunked.read_until("--max-body-size");
     assert!(text.starts_with("HTTP/1.1 413"), "{text}");

@@ -3,10 +3,7 @@
 use crate::support::{Running, until};
 use headway_server::ServeOptions;
 use serde_json::json;
-use std::{
-    sync::atomic::Ordering::SeqCst,
-    time::Duration,
-};
+use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 const TEXT: &str = "/v1/completions";
 
@@ -41,7 +38,8 @@ fn a_client_that_leaves_takes_its_request_along() {
     until("all are gone", || server.alive() == 0);
     assert_eq!(server.knobs.aborted.load(SeqCst), 4);
     until("the metrics say so", || {
-        server.metric("headway:num_requests_running") == 0.0 && server.metric("headway:kv_cache_used_pages") == 0.0
+        server.metric("headway:num_requests_running") == 0.0
+            && server.metric("headway:kv_cache_used_pages") == 0.0
     });
     assert_eq!(server.metric("headway:request_success_total{finished_reason=\"abort\"}"), 4.0);
 }
@@ -70,7 +68,11 @@ fn a_client_that_does_not_read_loses_its_request_and_holds_nobody_up() {
     until("the lazy one is ended", || server.alive() == 0);
     // What it reads late ends with the reason.
     let text = lazy.reply().text;
-    assert!(text.contains("read too slowly") && text.trim_end().ends_with("data: [DONE]"), "{}", &text[text.len() - 300..]);
+    assert!(
+        text.contains("read too slowly") && text.trim_end().ends_with("data: [DONE]"),
+        "{}",
+        &text[text.len() - 300..]
+    );
 }
 
 #[test]
@@ -96,7 +98,8 @@ fn a_full_queue_sends_clients_away() {
 
 #[test]
 fn an_answer_has_its_time() {
-    let options = ServeOptions { request_timeout: Some(Duration::from_millis(150)), ..ServeOptions::default() };
+    let options =
+        ServeOptions { request_timeout: Some(Duration::from_millis(150)), ..ServeOptions::default() };
     let server = Running::with(options);
     server.post(TEXT, &long(false)).refused(504, None, &["0.15 s", "--request-timeout"]);
     let events = server.post(TEXT, &long(true)).events();

@@ -65,7 +65,8 @@ fn parameters_out_of_range_are_named() {
     ] {
         server.post(CHAT, &with(name, value).0).refused(400, Some(name), &[words]);
     }
-    let two = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "max_completion_tokens": 4});
+    let two =
+        json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "max_completion_tokens": 4});
     server.post(CHAT, &two).refused(400, Some("max_tokens"), &["give one of them"]);
     let echo = json!({"prompt": "a", "echo": true, "logprobs": 1});
     server.post(TEXT, &echo).refused(400, Some("logprobs"), &["echo"]);
@@ -98,7 +99,11 @@ fn prompts_that_are_none() {
         (json!([]), "messages", "empty"),
         (json!("Hi"), "messages", "invalid type"),
         (json!([{"content": "Hi"}]), "messages[0]", "role"),
-        (json!([{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]), "messages[1].role", "robot"),
+        (
+            json!([{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]),
+            "messages[1].role",
+            "robot",
+        ),
         (json!([{"role": "user"}]), "messages[0].content", "missing"),
         (json!([{"role": "user", "content": 5}]), "messages[0].content", "a string or a list of parts"),
         (
@@ -109,7 +114,10 @@ fn prompts_that_are_none() {
     ] {
         let r = server.post(CHAT, &json!({"messages": messages}));
         let found = r.json()["error"]["param"].as_str().unwrap_or("").to_owned();
-        assert!(found == param || (param == "messages[0].content" && found == "messages[0]"), "{param}: {r:?}");
+        assert!(
+            found == param || (param == "messages[0].content" && found == "messages[0]"),
+            "{param}: {r:?}"
+        );
         r.refused(400, Some(&found), &[words]);
     }
     let parts = json!([{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]);
@@ -143,6 +151,9 @@ fn a_model_that_is_not_served() {
     assert_eq!(ask(json!("org/small")).json()["model"], "org/small");
     assert_eq!(ask(json!(null)).json()["model"], "small");
     let r = ask(json!("gpt-5"));
-    assert_eq!(r.refused(404, Some("model"), &["gpt-5", "org/small"]).json()["error"]["code"], "model_not_found");
+    assert_eq!(
+        r.refused(404, Some("model"), &["gpt-5", "org/small"]).json()["error"]["code"],
+        "model_not_found"
+    );
     assert_eq!(server.get("/v1/models/org/small").status, 200);
 }

@@ -56,7 +56,8 @@ impl Running {
         let (tell, told) = mpsc::channel();
         let theirs = Arc::clone(&knobs);
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
             let outcome = runtime.block_on(async move {
                 let metrics = Arc::new(Metrics::default());
                 let open = move |progress: &mut dyn FnMut(usize, usize)| {
@@ -156,7 +157,9 @@ impl Running {
 /// A POST of JSON; HTTP/1.0, so that the answer ends with the connection.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
-    format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}")
+    format!(
+        "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
 }
 
 /// Waits for something to become true.
@@ -229,7 +232,10 @@ impl Reply {
         assert_eq!(error["param"].as_str(), param, "{self:?}");
         assert!(error["type"].is_string(), "{self:?}");
         for word in words {
-            assert!(error["message"].as_str().is_some_and(|m| m.contains(word)), "{word:?} is missing: {self:?}");
+            assert!(
+                error["message"].as_str().is_some_and(|m| m.contains(word)),
+                "{word:?} is missing: {self:?}"
+            );
         }
         self
     }

@@ -103,15 +103,17 @@ impl Request {
         let top: Option<usize> = f.take("top_logprobs")?;
         match top {
             Some(n) if n > MAX_LOGPROBS => {
-                return Err(ApiError::param("top_logprobs", format!("top_logprobs is at most {MAX_LOGPROBS}")));
+                return Err(ApiError::param(
+                    "top_logprobs",
+                    format!("top_logprobs is at most {MAX_LOGPROBS}"),
+                ));
             }
             Some(n) if n > 0 && !logprobs => {
                 return Err(ApiError::param("top_logprobs", "top_logprobs needs logprobs to be true"));
             }
             _ => {}
         }
-        let (new, old) =
-            (max_tokens(&mut f, "max_completion_tokens")?, max_tokens(&mut f, "max_tokens")?);
+        let (new, old) = (max_tokens(&mut f, "max_completion_tokens")?, max_tokens(&mut f, "max_tokens")?);
         if let (Some(new), Some(old)) = (new, old)
             && new != old
         {

@@ -89,7 +89,11 @@ impl Request {
             );
             return Err(ApiError::param("best_of", why));
         }
-        f.refuse("suffix", &[json!("")], "only models trained to fill in the middle could; put it into the prompt")?;
+        f.refuse(
+            "suffix",
+            &[json!("")],
+            "only models trained to fill in the middle could; put it into the prompt",
+        )?;
         let max_tokens = max_tokens(&mut f, "max_tokens")?;
         f.finish()?;
         Ok(Self { prompts, echo, logprobs, max_tokens, common })
@@ -110,10 +114,9 @@ impl Prompt {
     pub fn ids(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
         let ids = match self {
             Self::Ids(ids) => ids.clone(),
-            Self::Text(text) => model
-                .tokenizer()?
-                .encode(text, true)
-                .map_err(|e| ApiError::param("prompt", e.to_string()))?,
+            Self::Text(text) => {
+                model.tokenizer()?.encode(text, true).map_err(|e| ApiError::param("prompt", e.to_string()))?
+            }
         };
         match ids.is_empty() {
             true => Err(ApiError::param("prompt", "the prompt is empty; give at least one token")),

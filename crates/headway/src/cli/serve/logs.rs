@@ -12,7 +12,8 @@ pub fn start(format: LogFormat, level: LogLevel) {
         LogLevel::Info => Level::INFO,
         LogLevel::Debug => Level::DEBUG,
     };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_writer(std::io::stderr);
+    let lines =
+        tracing_subscriber::fmt().with_max_level(level).with_target(false).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),

@@ -26,7 +26,9 @@ pub fn run(args: ServeArgs, registry: Registry) -> Result<ExitCode, CliError> {
     for origin in &args.cors_origin {
         let fine = origin == "*" || (origin.contains("://") && !origin.ends_with('/'));
         if !fine || (origin == "*" && args.cors_origin.len() > 1) {
-            let what = format!("--cors-origin {origin}: one or more like https://example.org, or * alone, is needed");
+            let what = format!(
+                "--cors-origin {origin}: one or more like https://example.org, or * alone, is needed"
+            );
             return Err(CliError::Usage(what));
         }
     }
@@ -84,7 +86,9 @@ async fn announce(engine: EngineHandle, name: String, address: String, began: In
     let mut state = engine.watch();
     if state.wait_for(|s| matches!(s, State::Ready(_))).await.is_ok() {
         let seconds = began.elapsed().as_secs_f64();
-        note!("headway: serving {name} at http://{address} (status page; API under /v1), ready in {seconds:.1} s");
+        note!(
+            "headway: serving {name} at http://{address} (status page; API under /v1), ready in {seconds:.1} s"
+        );
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     future::Future,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -58,7 +58,13 @@ impl Server {
         let address = SocketAddr::new(options.host, options.port);
         let listener = TcpListener::bind(address).await.map_err(|why| ServeError::Bind { address, why })?;
         Ok(Self {
-            app: Arc::new(App { engine, metrics, options, draining: AtomicBool::new(false) }),
+            app: Arc::new(App {
+                engine,
+                metrics,
+                options,
+                grammars: OnceLock::new(),
+                draining: AtomicBool::new(false),
+            }),
             listener,
         })
     }

@@ -3,7 +3,7 @@
 use super::ranges::RangeError;
 use crate::{
     models::ModelError,
-    sampling::{Logprobs, ParamsError, SamplingError, SamplingParams},
+    sampling::{Constraint, Logprobs, ParamsError, SamplingError, SamplingParams},
     scheduler::{RequestId, SchedulerError},
     speculation::SpeculationStats,
     text::TextError,
@@ -22,6 +22,8 @@ pub struct GenerateRequest {
     /// Positions of the prompt whose tokens see each other in both directions, range by range (PrefixLM: the tokens of
     /// an image), where the model was made for it (`is_mm_prefix_lm`). Ascending, apart, not empty.
     pub bidirectional_ranges: Vec<Range<usize>>,
+    /// What the answer may be, beyond its end: a grammar.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 /// Why a request was refused or ended.
@@ -40,6 +42,9 @@ pub enum RequestError {
     /// The row had no token to give.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The request's [`Constraint`] can't go on.
+    #[error("the answer's grammar: {0}")]
+    Constraint(String),
     /// Stop strings, or ids outside the vocabulary.
     #[error(transparent)]
     Text(#[from] TextError),

@@ -4,7 +4,7 @@
 
 use super::{
     LogitsObserver,
-    request::{Event, FinishReason},
+    request::{Event, FinishReason, RequestError},
     session::Session,
 };
 use crate::{
@@ -60,7 +60,8 @@ impl StepSampling<'_> {
         let mut index = 0;
         for scheduled in plan.sampled() {
             let (id, drafts) = (scheduled.id, plan.drafts(scheduled));
-            if let Some(session) = self.sessions.get(&id) {
+            // What a grammar allows is the host's to ask.
+            if let Some(session) = self.sessions.get(&id).filter(|s| s.constraint.is_none()) {
                 let tokens = self.scheduler.tokens(id).unwrap_or(&[]);
                 for i in 0..scheduled.num_logits() {
                     let row =
@@ -85,6 +86,14 @@ impl StepSampling<'_> {
         let ended = StepOutcome::token(0, true);
         let Some(session) = self.sessions.get_mut(&id) else { return ended };
         let (params, seed) = (Arc::clone(&session.params), session.seed);
+        let mut constraint = session.constraint.take();
+        let allowed = match constraint.as_mut().map(|c| c.allowed()).transpose() {
+            Ok(allowed) => allowed,
+            Err(why) => {
+                self.fail(id, RequestError::Constraint(why), failed);
+                return ended;
+            }
+        };
         let tokens = self.scheduler.tokens(id).unwrap_or(&[]);
         let row = Row { params: &params, tokens, drafted: &[], seed };
         let (mut taken, mut token, mut reason) = (0, 0, None::<FinishReason>);
@@ -96,7 +105,7 @@ impl StepSampling<'_> {
             }
             match self.choices.token(first_row + i) {
                 Some(token) => Ok(Sampled { token, logprobs: None }),
-                None => self.sampler.sample(logits, &Row { drafted: &drafts[..i], ..row }),
+                None => self.sampler.sample_among(logits, &Row { drafted: &drafts[..i], ..row }, allowed),
             }
         };
         let take = |sampled| {
@@ -108,10 +117,18 @@ impl StepSampling<'_> {
             reason.is_none()
         };
         if let Err(e) = verify_by(drafts, sample, take) {
-            self.sessions.remove(&id);
-            failed.push(id);
-            self.events.push(Event::Failed(id, e.into()));
+            self.fail(id, e.into(), failed);
             return ended;
+        }
+        if let Some(mut constraint) = constraint {
+            match constraint.accept(token) {
+                // A last token may end what the grammar has not ended; nobody asks it any more.
+                Err(why) if reason.is_none() => {
+                    self.fail(id, RequestError::Constraint(why), failed);
+                    return ended;
+                }
+                _ => session.constraint = Some(constraint),
+            }
         }
         // The last token may be a drafted one too: where the request ended with it.
         let right = taken - usize::from(drafts.get(taken - 1) != Some(&token));
@@ -123,5 +140,12 @@ impl StepSampling<'_> {
             self.events.push(Event::Finished(id, session.finish(reason)));
         }
         StepOutcome { accepted_drafts: taken - 1, token, finished: reason.is_some() }
+    }
+
+    /// Ends a request by an error of its own.
+    fn fail(&mut self, id: RequestId, error: RequestError, failed: &mut Vec<RequestId>) {
+        self.sessions.remove(&id);
+        failed.push(id);
+        self.events.push(Event::Failed(id, error));
     }
 }

@@ -3,7 +3,7 @@
 
 use super::request::{FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 use crate::{
-    sampling::{Sampled, SamplingParams, fresh_seed},
+    sampling::{Constraint, Sampled, SamplingParams, fresh_seed},
     speculation::{LookupSizes, PromptLookup, SpeculationStats},
     text::{StopMatcher, StreamDecoder, Tokenizer},
 };
@@ -13,6 +13,7 @@ use std::{sync::Arc, time::Instant};
 pub(super) struct Session {
     pub params: Arc<SamplingParams>,
     pub seed: u64,
+    pub constraint: Option<Box<dyn Constraint>>,
     prompt_tokens: usize,
     cached_tokens: usize,
     text: Option<(StreamDecoder, StopMatcher)>,
@@ -37,13 +38,14 @@ impl Session {
         Ok(Self {
             seed: params.seed.unwrap_or_else(fresh_seed),
             params: Arc::new(params),
+            constraint: request.constraint.clone(),
             prompt_tokens: request.prompt_ids.len(),
             cached_tokens: 0,
             text: tokenizer.map(|t| (StreamDecoder::continuing(t.clone(), true), stop)),
             token_ids: vec![],
             started: None,
             first_token: None,
-            lookup: lookup.map(PromptLookup::new),
+            lookup: lookup.filter(|_| request.constraint.is_none()).map(PromptLookup::new),
             speculation: SpeculationStats::default(),
         })
     }

@@ -8,8 +8,10 @@
 //! The order of operations is vLLM's: repetition penalty, then (greedy ends here) temperature, min-p, top-k, top-p,
 //! and one draw from what is left.
 //!
-//! Not for stop strings, which need text, nor for logits processors of grammars.
+//! Not for stop strings, which need text. Grammars are a caller's ([`Constraint`]): here tokens that may not follow are
+//! left out after the penalty.
 
+mod constraint;
 mod error;
 mod logprobs;
 mod on_device;
@@ -22,6 +24,7 @@ mod softmax;
 #[cfg(test)]
 mod tests;
 
+pub use constraint::Constraint;
 pub use error::{ParamsError, SamplingError};
 pub use logprobs::{Logprobs, TokenLogprob, logprobs};
 pub use on_device::DeviceChoices;

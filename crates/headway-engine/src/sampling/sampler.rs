@@ -2,6 +2,7 @@
 //!
 //! Lifetime: a thread; it is scratch memory only, reused from row to row.
 
+use super::constraint;
 use super::logprobs::{self, Logprobs};
 use super::params::SamplingParams;
 use super::random;
@@ -80,6 +81,20 @@ impl Sampler {
     /// Logits that are empty, NaN, plus infinity or all minus infinity; with a repetition penalty also a token of the
     /// row outside the vocabulary.
     pub fn sample(&mut self, logits: &mut [f32], row: &Row<'_>) -> Result<Sampled, SamplingError> {
+        self.sample_among(logits, row, None)
+    }
+
+    /// As [`Self::sample`], from the tokens whose bits `allowed` has ([`Constraint::allowed`](super::Constraint::allowed)).
+    /// Log-probabilities stay those of the raw logits.
+    ///
+    /// # Errors
+    /// As [`Self::sample`]; no token that is allowed and possible.
+    pub fn sample_among(
+        &mut self,
+        logits: &mut [f32],
+        row: &Row<'_>,
+        allowed: Option<&[u32]>,
+    ) -> Result<Sampled, SamplingError> {
         let max = softmax::max_logit(logits)?;
         let top = match row.params.logprobs {
             Some(n) => Some(logprobs::top(logits, max, n, &mut self.entries)?),
@@ -90,7 +105,13 @@ impl Sampler {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
         }
-        let max = self.penalise(logits, max, row)?;
+        let mut max = self.penalise(logits, max, row)?;
+        if let Some(allowed) = allowed {
+            max = constraint::mask(logits, allowed);
+            if max == f32::NEG_INFINITY {
+                return Err(SamplingError::NothingPossible { vocab_size: logits.len() });
+            }
+        }
         let token = match row.params.is_greedy() {
             true => softmax::index_of(logits, max) as u32,
             false => {

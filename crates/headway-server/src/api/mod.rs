@@ -6,6 +6,7 @@ mod call;
 mod chat;
 mod completions;
 mod fields;
+mod grammar;
 mod guard;
 mod info;
 mod sampling;
@@ -26,9 +27,10 @@ use axum::{
     routing::{get, post},
 };
 use completions::MAX_LOGPROBS;
-use headway_engine::{GenerateRequest, text::Tokenizer};
+use grammar::{Format, Grammars};
+use headway_engine::{GenerateRequest, sampling::Constraint, text::Tokenizer};
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -43,6 +45,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// As the command line has them.
     pub options: ServeOptions,
+    /// Made for the first request that wants one.
+    pub(crate) grammars: OnceLock<Result<Grammars, ApiError>>,
     /// Set when the server is asked to end: requests are not taken any more.
     pub draining: AtomicBool,
 }
@@ -83,6 +87,20 @@ impl App {
             ApiError { param: Some("model".into()), ..ApiError::new(StatusCode::NOT_FOUND, why) }
                 .with_code("model_not_found")
         })
+    }
+
+    /// The constraint that a format puts on an answer. May take a while: not for the tasks of other requests.
+    ///
+    /// # Errors
+    /// A schema that is none, a model without a tokenizer.
+    fn constraint(
+        &self,
+        format: Option<&Format>,
+        model: &Model,
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let Some(format) = format else { return Ok(None) };
+        let grammars = self.grammars.get_or_init(|| Grammars::new(model.tokenizer()?));
+        grammars.as_ref().map_err(Clone::clone)?.constraint(format).map(Some)
     }
 
     /// Has the engine run `requests`.

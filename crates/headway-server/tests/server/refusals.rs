@@ -42,6 +42,20 @@ fn parameters_out_of_range_are_named() {
         ("stop_token_ids", json!([-1]), "invalid value"),
         ("temprature", json!(1), "did you mean temperature?"),
     ];
+    for (format, param, words) in [
+        (json!({"type": "xml"}), "response_format.type", "text, json_object or json_schema"),
+        (json!({"type": "json_schema"}), "response_format.json_schema.schema", "missing"),
+        (
+            json!({"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}),
+            "response_format.json_schema.schema",
+            "nothing",
+        ),
+        (json!("json"), "response_format", "invalid type"),
+    ] {
+        let (chat, text) = with("response_format", format);
+        server.post(CHAT, &chat).refused(400, Some(param), &[words]);
+        server.post(TEXT, &text).refused(400, Some(param), &[words]);
+    }
     for (name, value, words) in both {
         let (chat, text) = with(name, value.clone());
         for r in [server.post(CHAT, &chat), server.post(TEXT, &text)] {

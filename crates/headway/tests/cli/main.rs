@@ -12,5 +12,6 @@ mod explain;
 mod explain_start;
 mod generate;
 mod kernels;
+mod serve;
 mod startup;
 mod support;

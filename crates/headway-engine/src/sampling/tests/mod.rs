@@ -1,6 +1,7 @@
 //! Tests of sampling: edges of every option, bad logits, statistics with fixed seeds, comparison with a plain double
 //! precision version, and speed.
 
+mod allowed;
 mod edges;
 mod on_device;
 mod reference;

@@ -35,9 +35,14 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     let request = Request::parse(&body)?;
     drop(body);
     let name = app.served(request.common.model.as_deref())?;
-    let (request, prompt_ids) = {
+    let (prompt_ids, request, constraint) = {
         let model = Arc::clone(&model);
-        super::blocking(move || request.chat.ids(&model).map(|ids| (request, ids))).await?
+        let app = Arc::clone(&app);
+        super::blocking(move || {
+            let constraint = app.constraint(request.format.as_ref(), &model)?;
+            Ok((request.chat.ids(&model)?, request, constraint))
+        })
+        .await?
     };
     let n = request.common.n;
     let mut usage = Usage { prompt_tokens: prompt_ids.len(), ..Usage::default() };
@@ -49,7 +54,7 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     let mut sampling = request.common.sampling;
     sampling.max_tokens = request.max_tokens;
     sampling.logprobs = request.top_logprobs;
-    let one = GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() };
+    let one = GenerateRequest { prompt_ids, sampling, constraint, ..GenerateRequest::default() };
     let answer = app.submit(super::copies(&one, n).collect()).await.map_err(|e| refused(e, "messages"))?;
     if request.common.stream {
         let include_usage = request.common.include_usage;

@@ -6,6 +6,7 @@ use crate::{
     api::{
         MAX_LOGPROBS,
         fields::Fields,
+        grammar::Format,
         sampling::{Common, max_tokens},
     },
     driver::Model,
@@ -21,6 +22,8 @@ pub struct Request {
     pub top_logprobs: Option<usize>,
     /// The most tokens of an answer; `None`: as many as there is room for.
     pub max_tokens: Option<usize>,
+    /// What the answer must be.
+    pub format: Option<Format>,
     /// What text completions have too.
     pub common: Common,
 }
@@ -120,13 +123,19 @@ impl Request {
             let why = format!("max_tokens is {old} and max_completion_tokens {new}; give one of them");
             return Err(ApiError::param("max_tokens", why));
         }
-        f.refuse("response_format", &[json!({"type": "text"})], "only {\"type\": \"text\"} is")?;
+        let format = Format::take(&mut f)?;
         f.refuse("modalities", &[json!(["text"])], "answers are text")?;
         for name in ["audio", "prediction", "web_search_options", "functions", "function_call", "verbosity"] {
             f.refuse(name, &[json!([])], "leave it out")?;
         }
         f.ignore(&["parallel_tool_calls"]);
         f.finish()?;
-        Ok(Self { chat, top_logprobs: logprobs.then(|| top.unwrap_or(0)), max_tokens: new.or(old), common })
+        Ok(Self {
+            chat,
+            top_logprobs: logprobs.then(|| top.unwrap_or(0)),
+            max_tokens: new.or(old),
+            format,
+            common,
+        })
     }
 }

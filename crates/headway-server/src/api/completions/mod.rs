@@ -20,7 +20,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chunks::TextChunks;
-use headway_engine::GenerateRequest;
+use headway_engine::{GenerateRequest, sampling::Constraint};
 use request::Request;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     let request = Request::parse(&body)?;
     drop(body);
     let name = app.served(request.common.model.as_deref())?;
-    let (request, ids, texts) = on_thread(request, Arc::clone(&model)).await?;
+    let (request, ids, texts, constraint) = on_thread(request, Arc::clone(&app), Arc::clone(&model)).await?;
     let n = request.common.n;
     let mut usage = Usage { prompt_tokens: ids.iter().map(Vec::len).sum(), ..Usage::default() };
     let mut call = Call::begin("completions", "cmpl", name, usage.prompt_tokens);
@@ -46,7 +46,8 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
         let mut sampling = request.common.sampling.clone();
         sampling.max_tokens = Some(request.max_tokens(prompt_ids.len(), &model));
         sampling.logprobs = request.logprobs;
-        let one = GenerateRequest { prompt_ids, sampling, ..GenerateRequest::default() };
+        let constraint = constraint.clone();
+        let one = GenerateRequest { prompt_ids, sampling, constraint, ..GenerateRequest::default() };
         requests.extend(super::copies(&one, n));
     }
     let answer = app.submit(requests).await.map_err(|e| refused(e, "prompt"))?;
@@ -66,18 +67,19 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     Ok(Json(call.object("text_completion", choices, Some(&usage))).into_response())
 }
 
+/// A request, the ids of its prompts, their texts where they are echoed, and what the answers must be.
+type Ready = (Request, Vec<Vec<u32>>, Vec<String>, Option<Box<dyn Constraint>>);
+
 /// Tokenising may take long; it does not hold up other requests.
-async fn on_thread(
-    request: Request,
-    model: Arc<Model>,
-) -> Result<(Request, Vec<Vec<u32>>, Vec<String>), ApiError> {
+async fn on_thread(request: Request, app: Arc<App>, model: Arc<Model>) -> Result<Ready, ApiError> {
     super::blocking(move || {
         let ids: Vec<_> = request.prompts.iter().map(|p| p.ids(&model)).collect::<Result<_, _>>()?;
         let texts = match request.echo {
             true => request.prompts.iter().map(|p| p.text(&model)).collect(),
             false => vec![],
         };
-        Ok((request, ids, texts))
+        let constraint = app.constraint(request.format.as_ref(), &model)?;
+        Ok((request, ids, texts, constraint))
     })
     .await
 }

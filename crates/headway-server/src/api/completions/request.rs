@@ -4,6 +4,7 @@ use crate::{
     ApiError,
     api::{
         fields::Fields,
+        grammar::Format,
         sampling::{Common, max_tokens},
     },
     driver::Model,
@@ -49,6 +50,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// The most tokens of an answer.
     pub max_tokens: Option<usize>,
+    /// What the answer must be.
+    pub format: Option<Format>,
     /// What chat completions have too.
     pub common: Common,
 }
@@ -94,9 +97,9 @@ impl Request {
             &[json!("")],
             "only models trained to fill in the middle could; put it into the prompt",
         )?;
-        let max_tokens = max_tokens(&mut f, "max_tokens")?;
+        let (max_tokens, format) = (max_tokens(&mut f, "max_tokens")?, Format::take(&mut f)?);
         f.finish()?;
-        Ok(Self { prompts, echo, logprobs, max_tokens, common })
+        Ok(Self { prompts, echo, logprobs, max_tokens, format, common })
     }
 
     /// The most tokens of an answer to a prompt of so many.

@@ -1,0 +1,138 @@
+//! `response_format`: a JSON schema as a grammar over the model's tokens, by llguidance.
+
+use super::fields::Fields;
+use crate::ApiError;
+use headway_engine::{sampling::Constraint, text::Tokenizer};
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What an answer must be.
+#[derive(Debug)]
+pub struct Format {
+    schema: Value,
+    /// The parameter that the schema came in.
+    param: &'static str,
+}
+
+#[derive(Deserialize)]
+struct Given {
+    #[serde(rename = "type")]
+    kind: String,
+    json_schema: Option<Schema>,
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: Option<Value>,
+}
+
+impl Format {
+    /// Takes `response_format`; `None`: text.
+    ///
+    /// # Errors
+    /// 400 for another kind, or a schema that is missing.
+    pub fn take(f: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let Some(given) = f.take::<Given>("response_format")? else { return Ok(None) };
+        match (given.kind.as_str(), given.json_schema) {
+            ("text", _) => Ok(None),
+            ("json_object", _) => {
+                Ok(Some(Self { schema: json!({"type": "object"}), param: "response_format" }))
+            }
+            ("json_schema", Some(Schema { schema: Some(schema) })) => {
+                Ok(Some(Self { schema, param: "response_format.json_schema.schema" }))
+            }
+            ("json_schema", _) => {
+                let param = "response_format.json_schema.schema";
+                Err(ApiError::param(param, format!("{param} is missing; give the schema of the answer")))
+            }
+            (kind, _) => {
+                let param = "response_format.type";
+                let why = format!("{param} is {kind:?}; text, json_object or json_schema is needed");
+                Err(ApiError::param(param, why))
+            }
+        }
+    }
+}
+
+/// Makes grammars for a model's tokens; takes a moment to make, and is kept.
+pub struct Grammars {
+    factory: ParserFactory,
+}
+
+impl Grammars {
+    /// For a tokenizer.
+    ///
+    /// # Errors
+    /// A vocabulary without an end-of-sequence token.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, ApiError> {
+        let broken =
+            |why: String| ApiError::unprocessable("response_format", format!("this model can't: {why}"));
+        let eos = tokenizer.eos_ids();
+        let Some(&first) = eos.first() else {
+            return Err(broken("its tokenizer names no token that ends an answer".into()));
+        };
+        let words: Vec<Vec<u8>> = (0..tokenizer.vocab_size() as u32).map(|id| word(tokenizer, id)).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, first), &words);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(eos)));
+        let mut factory = ParserFactory::new_simple(&env).map_err(|e| broken(e.to_string()))?;
+        factory.quiet();
+        Ok(Self { factory })
+    }
+
+    /// The constraint of an answer.
+    ///
+    /// # Errors
+    /// 400 for a schema that is none, or that asks for what isn't supported.
+    pub fn constraint(&self, format: &Format) -> Result<Box<dyn Constraint>, ApiError> {
+        let grammar = TopLevelGrammar::from_json_schema(format.schema.clone());
+        let parser = self.factory.create_parser(grammar);
+        let parser = parser.map_err(|e| ApiError::param(format.param, format!("{}: {e:#}", format.param)))?;
+        Ok(Box::new(Json { matcher: Matcher::new(Ok(parser)), mask: SimpleVob::default() }))
+    }
+}
+
+/// Bytes of a token as the trie wants them: special ones are marked, and so are never text.
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    if !tokenizer.is_special(id) {
+        return tokenizer.token_bytes(id).to_vec();
+    }
+    let mut bytes = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+    bytes.extend(tokenizer.id_to_token(id).unwrap_or_default().into_bytes());
+    bytes
+}
+
+/// An answer's place in its grammar.
+struct Json {
+    matcher: Matcher,
+    mask: SimpleVob,
+}
+
+impl std::fmt::Debug for Json {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Json").finish_non_exhaustive()
+    }
+}
+
+impl Constraint for Json {
+    fn allowed(&mut self) -> Result<&[u32], String> {
+        self.mask = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        Ok(self.mask.as_slice())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        match self.matcher.is_stopped() {
+            true => Ok(()),
+            false => self.matcher.consume_token(token).map_err(|e| e.to_string()),
+        }
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Constraint> {
+        Box::new(Self { matcher: self.matcher.deep_clone(), mask: self.mask.clone() })
+    }
+}

@@ -19,19 +19,19 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<V
     let with_strings = f.take("return_token_strs")?.unwrap_or(false);
     let (text, special): (Option<String>, bool) =
         (f.take("prompt")?, f.take("add_special_tokens")?.unwrap_or(true));
-    let chat = match text {
-        Some(_) => None,
-        None => Some(Conversation::take(&mut f)?),
-    };
+    let chat = Conversation::take_if_given(&mut f)?;
     f.finish()?;
     super::blocking(move || {
         let tokenizer = model.tokenizer()?;
         let ids = match (&text, &chat) {
-            (Some(text), _) => {
+            (Some(text), None) => {
                 tokenizer.encode(text, special).map_err(|e| ApiError::param("prompt", e.to_string()))?
             }
             (None, Some(chat)) => chat.ids(&model)?,
-            (None, None) => vec![],
+            (Some(_), Some(_)) => {
+                return Err(ApiError::param("messages", "give prompt or messages, not both"));
+            }
+            (None, None) => return Err(ApiError::param("prompt", "prompt is missing; give it, or messages")),
         };
         let strings =
             with_strings.then(|| ids.iter().map(|id| tokenizer.id_to_token(*id)).collect::<Vec<_>>());

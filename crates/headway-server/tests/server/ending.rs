@@ -15,7 +15,7 @@ fn running_requests_finish_and_new_ones_are_refused() {
     server.ask_to_end();
     until("it drains", || server.get("/health").status == 503);
     server.post(TEXT, &json!({"prompt": "a"})).refused(503, None, &["ending"]);
-    let text = running.reply().text;
+    let text = running.rest();
     assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("[DONE]"), "{text}");
     server.end().expect("a good end");
 }
@@ -30,7 +30,7 @@ fn the_grace_period_ends() {
     until("both run", || server.alive() == 2);
     let began = Instant::now();
     server.ask_to_end();
-    let text = streamed.reply().text;
+    let text = streamed.rest();
     assert!(text.contains("the server is ending") && text.contains("[DONE]"), "{text}");
     whole.reply().refused(503, None, &["the server is ending"]);
     assert!(began.elapsed() >= grace_period);

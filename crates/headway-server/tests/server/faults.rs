@@ -22,7 +22,7 @@ fn a_request_s_own_failure_is_its_own() {
     );
     let events = server.post(TEXT, &json!({"prompt": [1, FAILS], "max_tokens": 9, "stream": true})).events();
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
-    assert!(other.reply().text.contains("\"finish_reason\":\"length\""));
+    assert!(other.rest().contains("\"finish_reason\":\"length\""));
 }
 
 #[test]

@@ -96,7 +96,6 @@ fn prompts_that_are_none() {
     let server = Running::start();
     for (prompt, words) in [
         (json!(null), "missing"),
-        (json!(""), "empty"),
         (json!([]), "entries"),
         (json!([[]]), "empty"),
         (json!({"a": 1}), "a string, a list of strings"),

@@ -183,6 +183,13 @@ impl Connection {
         Reply::parse(&String::from_utf8(bytes).expect("UTF-8"))
     }
 
+    /// What is left of an answer that was read in part.
+    pub fn rest(mut self) -> String {
+        let mut bytes = vec![];
+        self.0.read_to_end(&mut bytes).expect("an answer that ends");
+        String::from_utf8(bytes).expect("UTF-8")
+    }
+
     /// Reads until the answer has `text` in it.
     pub fn read_until(&mut self, text: &str) -> String {
         let (mut seen, mut buffer) = (String::new(), [0; 512]);

@@ -41,7 +41,16 @@ impl Conversation {
     /// # Errors
     /// 400 naming the parameter.
     pub fn take(f: &mut Fields) -> Result<Self, ApiError> {
-        let given: Vec<Given> = f.need("messages")?;
+        let missing = || ApiError::param("messages", "messages is missing; give it");
+        Self::take_if_given(f)?.ok_or_else(missing)
+    }
+
+    /// As [`Self::take`]; `None` without messages.
+    ///
+    /// # Errors
+    /// 400 naming the parameter.
+    pub fn take_if_given(f: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let given: Option<Vec<Given>> = f.take("messages")?;
         let mut vars: Map<String, Value> = f.take("chat_template_kwargs")?.unwrap_or_default();
         let tools: Option<Vec<Value>> = f.take("tools")?;
         let choice: Option<Value> = f.take("tool_choice")?;
@@ -62,7 +71,8 @@ impl Conversation {
         }
         f.refuse("continue_final_message", &[json!(false)], "leave it out")?;
         let add_generation_prompt = f.take("add_generation_prompt")?.unwrap_or(true);
-        Ok(Self { messages: messages(given)?, add_generation_prompt, vars })
+        let Some(given) = given else { return Ok(None) };
+        Ok(Some(Self { messages: messages(given)?, add_generation_prompt, vars }))
     }
 
     /// Through the model's template.

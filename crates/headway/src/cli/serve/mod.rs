@@ -84,12 +84,14 @@ async fn serve(args: ServeArgs, key: Option<String>, registry: Registry) -> Resu
 async fn announce(engine: EngineHandle, name: String, address: String, began: Instant) {
     use headway_server::driver::State;
     let mut state = engine.watch();
-    if state.wait_for(|s| matches!(s, State::Ready(_))).await.is_ok() {
-        let seconds = began.elapsed().as_secs_f64();
-        note!(
-            "headway: serving {name} at http://{address} (status page; API under /v1), ready in {seconds:.1} s"
-        );
+    if state.wait_for(|s| matches!(s, State::Ready(_))).await.is_err() {
+        // It never will be; the server's end says why.
+        return std::future::pending().await;
     }
+    let seconds = began.elapsed().as_secs_f64();
+    note!(
+        "headway: serving {name} at http://{address} (status page; API under /v1), ready in {seconds:.1} s"
+    );
 }
 
 /// The key, from the command line or from a file.

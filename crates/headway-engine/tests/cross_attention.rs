@@ -51,8 +51,8 @@ fn request(prompt: &[u32], encoder: &[u32], max_tokens: usize) -> GenerateReques
     GenerateRequest {
         prompt_ids: prompt.to_vec(),
         encoder_ids: encoder.to_vec(),
-        bidirectional_ranges: vec![],
         sampling,
+        ..GenerateRequest::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a Mamba-2 layer costs on a device: a decode step by the tokens before it and by the requests, a prefill by its
 //! tokens.
 //!
-//! `cargo run --release -p headway-cuda --example state_space_speed -- [requests new]`; with two numbers that case alone,
+//! `cargo run --release -p headway-cuda --example cuda_state_space_speed -- [requests new]`; with two numbers that case alone,
 //! for a profiler.
 //!
 //! The layer is that of Mamba-2 1.3B: 64 heads of 64, one group, a state of 128 in float32, a convolution of width 4,

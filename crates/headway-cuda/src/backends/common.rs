@@ -1,6 +1,12 @@
-//! What the backends of this crate refuse alike, each in its own name.
+//! What the backends of this crate hold their inputs against and refuse alike, each in its own name.
 
-use headway_attention::{AttentionError, CommonAttentionMetadata, GroupInfo, Result};
+use crate::kernels::cache::CacheLayout;
+use headway_attention::{
+    AttentionError, CommonAttentionMetadata, GroupInfo, KvBuf, KvMut, Result,
+    group::kv::layout::KvCacheLayout,
+};
+use headway_tensor::{DType, DeviceMem, TensorError};
+use std::sync::Arc;
 
 /// Refuses in a backend's name.
 pub(super) fn refuse(backend: &str, what: impl Into<String>, remedy: &str) -> AttentionError {
@@ -13,6 +19,53 @@ pub(super) fn positive(backend: &str, what: &str, x: f32) -> Result<()> {
         return Ok(());
     }
     Err(refuse(backend, format!("{what} {x}"), "it must be a finite number above 0"))
+}
+
+/// Refuses another element type than the layer's.
+pub(super) fn expect_dtype(what: &'static str, found: DType, wanted: DType) -> Result<()> {
+    match found == wanted {
+        true => Ok(()),
+        false => Err(TensorError::WrongDType { what, found, supported: wanted.name() }.into()),
+    }
+}
+
+/// A layer's cache on the device, of the layer's type and in a layout that its kernels read.
+pub(super) fn cache_memory<'a>(
+    backend: &str,
+    layouts: &[KvCacheLayout],
+    dtype: DType,
+    kv: &'a KvMut<'_>,
+) -> Result<&'a Arc<dyn DeviceMem>> {
+    expect_dtype("KV cache", kv.dtype, dtype)?;
+    if !layouts.contains(&kv.layout) {
+        let named: Vec<_> = layouts.iter().map(|l| l.name()).collect();
+        let remedy = format!("supported: {}", named.join(", "));
+        return Err(refuse(backend, format!("a KV cache laid out as {}", kv.layout), &remedy));
+    }
+    match &*kv.buf {
+        KvBuf::Dev(memory) => Ok(memory),
+        _ => Err(AttentionError::KvCache("the KV cache is on the host, not on a CUDA device".into())),
+    }
+}
+
+/// A cache of keys and values as the kernels see it.
+pub(super) fn cache_layout<'a>(
+    memory: &'a Arc<dyn DeviceMem>,
+    kv: &KvMut<'_>,
+    kv_heads: usize,
+    head_size: usize,
+) -> CacheLayout<'a> {
+    CacheLayout {
+        memory,
+        offset: kv.offset,
+        block_stride: kv.block_stride,
+        num_blocks: kv.num_blocks,
+        block_size: kv.block_size,
+        kv_heads,
+        head_size,
+        dtype: kv.dtype,
+        heads_outside: kv.layout.is_block_contiguous(),
+    }
 }
 
 /// Most requests and new tokens of a step.

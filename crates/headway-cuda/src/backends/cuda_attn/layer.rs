@@ -6,15 +6,15 @@ use super::{
 };
 use crate::{
     CudaExec,
-    backends::common::{positive, refuse},
+    backends::common::{cache_layout, cache_memory, expect_dtype, positive, refuse},
     kernels::{
         Kernel,
         attention::{Batch, LayerNumbers, Shape, attend, kernel},
         cache::{CacheLayout, write_kernel, write_kv},
     },
 };
-use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvBuf, KvMut, LayerImpl, Qkv, Result};
-use headway_tensor::{DType, Persistent, TensorError, TensorMut, TensorRef, View};
+use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
+use headway_tensor::{DType, Persistent, TensorMut, View};
 use std::sync::{Arc, OnceLock};
 
 /// One layer of `CUDA_ATTN`.
@@ -68,36 +68,8 @@ impl CudaAttnLayer {
 
     /// The cache as the kernels see it, checked against this layer's type.
     fn cache<'a>(&self, kv: &'a KvMut<'_>) -> Result<CacheLayout<'a>> {
-        if kv.dtype != self.cache_dtype {
-            let supported = self.cache_dtype.name();
-            return Err(TensorError::WrongDType { what: "KV cache", found: kv.dtype, supported }.into());
-        }
-        if !LAYOUTS.contains(&kv.layout) {
-            let named: Vec<_> = LAYOUTS.iter().map(|l| l.name()).collect();
-            let remedy = format!("supported: {}", named.join(", "));
-            return Err(refuse(NAME, format!("a KV cache laid out as {}", kv.layout), &remedy));
-        }
-        let KvBuf::Dev(memory) = &*kv.buf else {
-            return Err(AttentionError::KvCache("the KV cache is on the host, not on a CUDA device".into()));
-        };
-        Ok(CacheLayout {
-            memory,
-            offset: kv.offset,
-            block_stride: kv.block_stride,
-            num_blocks: kv.num_blocks,
-            block_size: kv.block_size,
-            kv_heads: self.shape.kv_heads,
-            head_size: self.shape.head_size,
-            dtype: kv.dtype,
-            heads_outside: kv.layout.is_block_contiguous(),
-        })
-    }
-
-    fn check_dtype(&self, what: &'static str, x: TensorRef<'_>) -> Result<()> {
-        if x.dtype() == self.dtype {
-            return Ok(());
-        }
-        Err(TensorError::WrongDType { what, found: x.dtype(), supported: self.dtype.name() }.into())
+        let memory = cache_memory(NAME, &LAYOUTS, self.cache_dtype, kv)?;
+        Ok(cache_layout(memory, kv, self.shape.kv_heads, self.shape.head_size))
     }
 
     /// [`AttentionImpl::forward`] that also gives the natural log of each row's softmax denominator (a sink included;
@@ -120,7 +92,7 @@ impl CudaAttnLayer {
                 "a layer was given metadata of a group with other heads".into(),
             ));
         }
-        self.check_dtype("query", x.q)?;
+        expect_dtype("query", x.q.dtype(), self.dtype)?;
         let (device, scratch) = (self.on_device(cx)?, &*metadata.scratch);
         let batch = Batch {
             tiles: &metadata.tiles,
@@ -218,8 +190,8 @@ impl AttentionImpl for CudaAttnLayer {
                 "a layer that shares another's cache must not write it".into(),
             ));
         }
-        self.check_dtype("key", x.k)?;
-        self.check_dtype("value", x.v)?;
+        expect_dtype("key", x.k.dtype(), self.dtype)?;
+        expect_dtype("value", x.v.dtype(), self.dtype)?;
         let device = self.on_device(cx)?;
         let scales = (self.k_scale, self.v_scale);
         Ok(write_kv(cx, &device.write, x.k, x.v, scales, slot_mapping, &self.cache(kv)?)?)

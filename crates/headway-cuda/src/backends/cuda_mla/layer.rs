@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     CudaExec, CudaLinear,
-    backends::common::{positive, refuse},
+    backends::common::{cache_memory, expect_dtype, positive, refuse},
     kernels::{
         Kernel,
         mla::{
@@ -16,8 +16,8 @@ use crate::{
         ops::latent::{check, expand, into_latents, out_of_latents},
     },
 };
-use headway_attention::{AttentionError, KvBuf, KvMut, LayerImpl, MlaArgs, MlaImpl, Result};
-use headway_tensor::{DType, Linear, TensorError, TensorMut, TensorRef, View};
+use headway_attention::{AttentionError, KvMut, LayerImpl, MlaArgs, MlaImpl, Result};
+use headway_tensor::{DType, Linear, TensorMut, TensorRef, View};
 use std::{
     any::Any,
     sync::{Arc, OnceLock},
@@ -80,7 +80,7 @@ impl CudaMlaLayer {
                 self.dims, m.sizes.dims
             )));
         }
-        self.check_dtype("query", q)?;
+        expect_dtype("query", q, self.dtype)?;
         let s = &m.sizes;
         let wanted = (s.decode, s.planner.batch_invariant, s.prefill);
         if self.of_group.get().is_none() {
@@ -95,27 +95,9 @@ impl CudaMlaLayer {
         }
     }
 
-    fn check_dtype(&self, what: &'static str, found: DType) -> Result<()> {
-        match found == self.dtype {
-            true => Ok(()),
-            false => Err(TensorError::WrongDType { what, found, supported: self.dtype.name() }.into()),
-        }
-    }
-
     /// The cache as the kernels see it, checked against this layer's type.
     fn cache<'a>(&self, kv: &'a KvMut<'_>) -> Result<LatentCache<'a>> {
-        if kv.dtype != self.cache_dtype {
-            let supported = self.cache_dtype.name();
-            return Err(TensorError::WrongDType { what: "KV cache", found: kv.dtype, supported }.into());
-        }
-        if !LAYOUTS.contains(&kv.layout) {
-            let named: Vec<_> = LAYOUTS.iter().map(|l| l.name()).collect();
-            let remedy = format!("supported: {}", named.join(", "));
-            return Err(refuse(NAME, format!("a KV cache laid out as {}", kv.layout), &remedy));
-        }
-        let KvBuf::Dev(memory) = &*kv.buf else {
-            return Err(AttentionError::KvCache("the KV cache is on the host, not on a CUDA device".into()));
-        };
+        let memory = cache_memory(NAME, &LAYOUTS, self.cache_dtype, kv)?;
         Ok(LatentCache {
             memory,
             offset: kv.offset,
@@ -175,7 +157,7 @@ impl MlaImpl for CudaMlaLayer {
                 "a layer that shares another's cache must not write it".into(),
             ));
         }
-        self.check_dtype("latent", latent.dtype())?;
+        expect_dtype("latent", latent.dtype(), self.dtype)?;
         let [write, _] = self.on_device(cx)?;
         Ok(write_latent(cx, write, latent, self.kv_scale, slot_mapping, &self.cache(kv)?)?)
     }
@@ -221,7 +203,7 @@ impl MlaImpl for CudaMlaLayer {
         out: TensorMut<'_>,
     ) -> Result<()> {
         let (_, form, kernel) = self.of_group(cx, m, q.dtype())?;
-        self.check_dtype("latent", latent.dtype())?;
+        expect_dtype("latent", latent.dtype(), self.dtype)?;
         let [_, gather_run] = self.on_device(cx)?;
         let (w, d, space) = (cuda_linear(&*self.kv_b_proj)?, &self.dims, &*m.workspace);
         let cache = self.cache(kv)?;

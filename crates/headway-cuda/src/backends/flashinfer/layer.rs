@@ -8,7 +8,7 @@ use super::{
 use crate::{
     CudaExec,
     backends::{
-        common::{positive, refuse},
+        common::{cache_layout, cache_memory, expect_dtype, positive, refuse},
         cuda_attn::LAYOUTS,
     },
     kernels::{
@@ -18,8 +18,8 @@ use crate::{
     },
     modules::{Kind, Module, Want, module_dtype},
 };
-use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvBuf, KvMut, LayerImpl, Qkv, Result};
-use headway_tensor::{DType, TensorError, TensorMut, TensorRef, View};
+use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
+use headway_tensor::{DType, TensorMut, TensorRef, View};
 use std::sync::{Arc, OnceLock};
 
 /// One layer of `FLASHINFER`.
@@ -112,36 +112,8 @@ impl FlashInferLayer {
 
     /// The cache as the kernels see it, checked against this layer's type.
     fn cache<'a>(&self, kv: &'a KvMut<'_>) -> Result<CacheLayout<'a>> {
-        if kv.dtype != self.dtype {
-            let supported = self.dtype.name();
-            return Err(TensorError::WrongDType { what: "KV cache", found: kv.dtype, supported }.into());
-        }
-        if !LAYOUTS.contains(&kv.layout) {
-            let named: Vec<_> = LAYOUTS.iter().map(|l| l.name()).collect();
-            let remedy = format!("supported: {}", named.join(", "));
-            return Err(refuse(NAME, format!("a KV cache laid out as {}", kv.layout), &remedy));
-        }
-        let KvBuf::Dev(memory) = &*kv.buf else {
-            return Err(AttentionError::KvCache("the KV cache is on the host, not on a CUDA device".into()));
-        };
-        Ok(CacheLayout {
-            memory,
-            offset: kv.offset,
-            block_stride: kv.block_stride,
-            num_blocks: kv.num_blocks,
-            block_size: kv.block_size,
-            kv_heads: self.kv_heads,
-            head_size: self.head_size,
-            dtype: kv.dtype,
-            heads_outside: kv.layout.is_block_contiguous(),
-        })
-    }
-
-    fn check_dtype(&self, what: &'static str, x: TensorRef<'_>) -> Result<()> {
-        if x.dtype() == self.dtype {
-            return Ok(());
-        }
-        Err(TensorError::WrongDType { what, found: x.dtype(), supported: self.dtype.name() }.into())
+        let memory = cache_memory(NAME, &LAYOUTS, self.dtype, kv)?;
+        Ok(cache_layout(memory, kv, self.kv_heads, self.head_size))
     }
 
     fn run(
@@ -219,8 +191,8 @@ impl AttentionImpl for FlashInferLayer {
                 "a layer that shares another's cache must not write it".into(),
             ));
         }
-        self.check_dtype("key", x.k)?;
-        self.check_dtype("value", x.v)?;
+        expect_dtype("key", x.k.dtype(), self.dtype)?;
+        expect_dtype("value", x.v.dtype(), self.dtype)?;
         let kernel = self.write_kernel(cx)?;
         Ok(write_kv(cx, kernel, x.k, x.v, (1.0, 1.0), slot_mapping, &self.cache(kv)?)?)
     }
@@ -239,7 +211,7 @@ impl AttentionImpl for FlashInferLayer {
                 "a layer was given metadata of a group with other heads".into(),
             ));
         }
-        self.check_dtype("query", x.q)?;
+        expect_dtype("query", x.q.dtype(), self.dtype)?;
         let cache = self.cache(kv)?;
         if let Some(part) = &metadata.decodes {
             self.run(cx, metadata, (part, self.fa2(cx)?), x.q, &cache, &mut out)?;

@@ -29,6 +29,7 @@ use axum::{
 use completions::MAX_LOGPROBS;
 use grammar::{Format, Grammars};
 use headway_engine::{GenerateRequest, sampling::Constraint, text::Tokenizer};
+use sampling::MAX_N;
 use std::sync::{
     Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
@@ -101,6 +102,39 @@ impl App {
         let Some(format) = format else { return Ok(None) };
         let grammars = self.grammars.get_or_init(|| Grammars::new(model.tokenizer()?));
         grammars.as_ref().map_err(Clone::clone)?.constraint(format).map(Some)
+    }
+
+    /// Whether a call may be put to the engine: nothing is copied for one that may not.
+    ///
+    /// # Errors
+    /// 400 for more answers than a call may have, or a prompt that no answer would fit behind; `prompt` is the parameter
+    /// that holds the prompts.
+    fn admit(
+        &self,
+        prompts: &[Vec<u32>],
+        n: usize,
+        prompt: &'static str,
+        model: &Model,
+    ) -> Result<(), ApiError> {
+        let (answers, most) = (prompts.len() * n, self.options.max_queue.max(MAX_N));
+        if answers > most {
+            let why = format!(
+                "{} prompts with {n} answers each are {answers}; a call has at most {most}",
+                prompts.len()
+            );
+            return Err(ApiError::param("n", why));
+        }
+        let room = model.max_request_tokens;
+        match prompts.iter().map(Vec::len).find(|len| *len >= room) {
+            None => Ok(()),
+            Some(len) => {
+                let why = format!(
+                    "the prompt has {len} tokens, and a request at most {room} with its answer; shorten it, or serve with a \
+                     larger --max-model-len"
+                );
+                Err(ApiError::param(prompt, why).with_code("context_length_exceeded"))
+            }
+        }
     }
 
     /// Has the engine run `requests`.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 /// The most completions of one prompt.
-const MAX_N: usize = 128;
+pub const MAX_N: usize = 128;
 /// The most stop strings.
 const MAX_STOPS: usize = 64;
 

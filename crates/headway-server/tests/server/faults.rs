@@ -59,6 +59,7 @@ fn an_engine_s_panic_ends_the_server_with_its_words() {
 #[test]
 fn nothing_is_taken_before_the_model_is_there() {
     let server = Running::loading(headway_server::ServeOptions::default());
+    until("it has begun to load", || server.get("/health").text.contains("1 of 3 layers"));
     for path in ["/health", "/v1/models", "/v1/headway/startup"] {
         let r = server.get(path);
         r.refused(503, None, &["loading (1 of 3 layers)"]);

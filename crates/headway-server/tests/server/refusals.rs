@@ -108,6 +108,11 @@ fn prompts_that_are_none() {
     let r = server.post(TEXT, &long);
     r.refused(400, Some("prompt"), &["1000000 generated"]);
     assert_eq!(r.json()["error"]["code"], "context_length_exceeded");
+    // Refused before anything is copied for each answer.
+    let longer = json!({"prompt": vec![1; 100_000], "n": 128});
+    server.post(TEXT, &longer).refused(400, Some("prompt"), &["100000 tokens", "--max-model-len"]);
+    let many = json!({"prompt": vec![[1]; 1000], "n": 128, "max_tokens": 1});
+    server.post(TEXT, &many).refused(400, Some("n"), &["128000", "at most 1024"]);
     for (messages, param, words) in [
         (json!([]), "messages", "empty"),
         (json!("Hi"), "messages", "invalid type"),

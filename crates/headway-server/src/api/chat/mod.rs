@@ -45,6 +45,7 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
         .await?
     };
     let n = request.common.n;
+    app.admit(std::slice::from_ref(&prompt_ids), n, "messages", &model)?;
     let mut usage = Usage { prompt_tokens: prompt_ids.len(), ..Usage::default() };
     let mut call = Call::begin("chat", "chatcmpl", name, usage.prompt_tokens);
     if app.options.log_prompts {

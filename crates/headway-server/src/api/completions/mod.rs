@@ -36,6 +36,7 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     let name = app.served(request.common.model.as_deref())?;
     let (request, ids, texts, constraint) = on_thread(request, Arc::clone(&app), Arc::clone(&model)).await?;
     let n = request.common.n;
+    app.admit(&ids, n, "prompt", &model)?;
     let mut usage = Usage { prompt_tokens: ids.iter().map(Vec::len).sum(), ..Usage::default() };
     let mut call = Call::begin("completions", "cmpl", name, usage.prompt_tokens);
     if app.options.log_prompts {

@@ -44,6 +44,13 @@ def main(url: str) -> None:
     stopped = stop.choices[0]
     check("stop", "Paris" not in stopped.message.content and (("Paris" not in text) or stopped.finish_reason == "stop"))
 
+    once = {"model": model, "prompt": "the the the the", "max_tokens": 24, "temperature": 0, "logprobs": 1}
+    varied = client.completions.create(**once, presence_penalty=2, frequency_penalty=2).choices[0]
+    plain_tokens, tokens = client.completions.create(**once).choices[0].logprobs.tokens, varied.logprobs.tokens
+    check("penalties make tokens differ", len(set(tokens)) > len(set(plain_tokens)), f"{len(set(plain_tokens))} to {len(set(tokens))}")
+    biased = client.completions.create(model=model, prompt=[5, 6, 7], max_tokens=3, temperature=0, logit_bias={"42": 100}, logprobs=1)
+    check("logit_bias", len(set(biased.choices[0].logprobs.tokens)) == 1, repr(biased.choices[0].text))
+
     done = client.completions.create(model=model, prompt="Once upon a time", max_tokens=12, temperature=0, logprobs=2)
     choice = done.choices[0]
     check("completion", bool(choice.text), repr(choice.text))
@@ -57,6 +64,7 @@ def main(url: str) -> None:
     for what, call, error in [
         ("an unknown model", lambda: client.chat.completions.create(model="gpt-9", messages=ask), openai.NotFoundError),
         ("a temperature below 0", lambda: client.chat.completions.create(model=model, messages=ask, temperature=-1), openai.BadRequestError),
+        ("a bias above 100", lambda: client.chat.completions.create(model=model, messages=ask, logit_bias={"1": 101}), openai.BadRequestError),
         ("no messages", lambda: client.chat.completions.create(model=model, messages=[]), openai.BadRequestError),
         ("a prompt that is too long", lambda: client.completions.create(model=model, prompt="a " * 50000), openai.BadRequestError),
         ("an unknown parameter", lambda: client.completions.create(model=model, prompt="a", extra_body={"nosuch": 1}), openai.BadRequestError),

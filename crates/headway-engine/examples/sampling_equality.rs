@@ -108,7 +108,7 @@ impl Batch {
 
     fn row(&self, i: usize) -> Row<'_> {
         let (tokens, drafted) = self.tokens[i].split_at(self.tokens[i].len() / 2);
-        Row { params: &self.params[i], tokens, drafted, seed: 77 + i as u64 }
+        Row { drafted, ..Row::new(&self.params[i], tokens, 77 + i as u64) }
     }
 
     fn on_host(&self, sampler: &mut Sampler) -> Vec<Option<u32>> {
@@ -184,7 +184,7 @@ fn equality(ops: &dyn Ops, rounds: u64) -> Result<bool, String> {
     Ok(all_same)
 }
 
-/// Answers of twelve requests of every kind; those that `told` says ask for log-probabilities, so that the host chooses.
+/// Answers of eighteen requests of every kind; those that `told` says ask for log-probabilities, so that the host chooses.
 fn answers(
     device: &str,
     drafts: usize,
@@ -195,7 +195,7 @@ fn answers(
         batch_invariant: true,
         speculative_tokens: (drafts > 0).then_some(drafts),
         kv_cache_memory: Some(64 << 20),
-        max_num_seqs: Some(12),
+        max_num_seqs: Some(18),
         no_prefix_caching: true,
         ..EngineOptions::default()
     };
@@ -208,9 +208,18 @@ fn answers(
         SamplingParams { top_k: 20, ..base.clone() },
         SamplingParams { top_p: 0.8, repetition_penalty: 1.2, ..base.clone() },
         SamplingParams { temperature: 0.0, repetition_penalty: 1.5, ..base.clone() },
-        SamplingParams { min_p: 0.1, temperature: 1.3, top_k: 60, top_p: 0.95, ..base },
+        SamplingParams { min_p: 0.1, temperature: 1.3, top_k: 60, top_p: 0.95, ..base.clone() },
+        // What follows is the host's among rows of the device.
+        SamplingParams { temperature: 0.0, presence_penalty: 0.7, frequency_penalty: 0.4, ..base.clone() },
+        SamplingParams {
+            logit_bias: [(5, -100.0), (9, 2.0)].into(),
+            frequency_penalty: -0.3,
+            ..base.clone()
+        },
+        // The host's until it may end, then the device's.
+        SamplingParams { min_tokens: 25, stop_token_ids: (0..40).collect(), ..base },
     ];
-    for i in 0..12 {
+    for i in 0..18 {
         let sampling = SamplingParams {
             seed: Some(i as u64 * 31 + 1),
             logprobs: told(i).then_some(0),

@@ -97,7 +97,7 @@ fn run(engine: &mut LlmEngine, requests: &[GenerateRequest], together: bool) -> 
     }
 }
 
-/// Prompts that say things twice; half greedy, half sampled with a seed, some with penalties.
+/// Prompts that say things twice; a third greedy, the others sampled with a seed, some with penalties, a bias, or held open.
 fn requests() -> Vec<GenerateRequest> {
     let lengths = [5, 17, 33, 48, 64, 97];
     let one = |(i, n): (usize, usize)| {
@@ -110,7 +110,22 @@ fn requests() -> Vec<GenerateRequest> {
         };
         let sampling = match i % 3 {
             0 => base,
+            1 if i > 3 => SamplingParams {
+                temperature: 0.3,
+                presence_penalty: 0.2,
+                frequency_penalty: 0.1,
+                seed: Some(i as u64),
+                ..base
+            },
             1 => SamplingParams { temperature: 0.4, top_k: 20, seed: Some(i as u64), ..base },
+            2 if i > 3 => SamplingParams {
+                temperature: 0.3,
+                logit_bias: [(7, 1.5), (11, -100.0)].into(),
+                min_tokens: 30,
+                stop_token_ids: (0..250).collect(),
+                seed: Some(i as u64),
+                ..base
+            },
             _ => SamplingParams {
                 temperature: 0.6,
                 top_p: 0.9,

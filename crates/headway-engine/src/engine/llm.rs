@@ -11,7 +11,7 @@ use super::{
 use crate::{
     models::{ModelError, plan::CausalLayers},
     runner::{ModelRunner, StartupReport, step_times::Laps},
-    sampling::{DeviceChoices, Sampler},
+    sampling::{DeviceChoices, ParamsError, Sampler},
     scheduler::{NewRequest, RequestId, Scheduler, SchedulerStats, StepOutcome, StepPlan},
     speculation::{LookupSizes, SpeculationStats},
     text::{ChatTemplate, TextError, Tokenizer},
@@ -138,8 +138,17 @@ impl LlmEngine {
             }
             ranges::check(&request.bidirectional_ranges, request.prompt_ids.len())?;
         }
-        let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len());
-        Ok(request.sampling.max_tokens.unwrap_or(room.max(1)))
+        if let Some(&(id, _)) = request.sampling.logit_bias.iter().find(|(id, _)| *id as usize >= vocab_size)
+        {
+            return Err(RequestError::BiasOutOfRange { id, vocab_size });
+        }
+        let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len()).max(1);
+        let (min, max) = (request.sampling.min_tokens, request.sampling.max_tokens.unwrap_or(room));
+        if min > max {
+            let range = "at most what there is room for";
+            return Err(ParamsError { option: "--min-tokens", range, got: min.to_string() }.into());
+        }
+        Ok(max)
     }
 }
 

@@ -66,6 +66,14 @@ pub enum RequestError {
          memory with a lower --kv-cache-memory"
     )]
     OutOfMemory(Arc<ModelError>),
+    /// A biased token that the model doesn't have.
+    #[error("--logit-bias: token {id} is outside the vocabulary of {vocab_size}; ids go from 0 to {}", vocab_size - 1)]
+    BiasOutOfRange {
+        /// The id.
+        id: u32,
+        /// Rows of the vocabulary.
+        vocab_size: usize,
+    },
     /// A prompt id that the model doesn't have.
     #[error("prompt id {id} is outside the vocabulary of {vocab_size}; ids go from 0 to {}", vocab_size - 1)]
     IdOutOfRange {

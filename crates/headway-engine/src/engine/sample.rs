@@ -64,8 +64,7 @@ impl StepSampling<'_> {
             if let Some(session) = self.sessions.get(&id).filter(|s| s.constraint.is_none()) {
                 let tokens = self.scheduler.tokens(id).unwrap_or(&[]);
                 for i in 0..scheduled.num_logits() {
-                    let row =
-                        Row { params: &session.params, tokens, drafted: &drafts[..i], seed: session.seed };
+                    let row = Row { drafted: &drafts[..i], ..session.row(tokens, self.eos_ids) };
                     self.choices.ask(device, index + i, &row);
                 }
             }
@@ -85,7 +84,7 @@ impl StepSampling<'_> {
         // Where there is no session: aborted while the step ran, and the scheduler ignores the outcome.
         let ended = StepOutcome::token(0, true);
         let Some(session) = self.sessions.get_mut(&id) else { return ended };
-        let (params, seed) = (Arc::clone(&session.params), session.seed);
+        let (params, seed, prompt_len) = (Arc::clone(&session.params), session.seed, session.prompt_tokens);
         let mut constraint = session.constraint.take();
         let allowed = match constraint.as_mut().map(|c| c.allowed()).transpose() {
             Ok(allowed) => allowed,
@@ -95,7 +94,7 @@ impl StepSampling<'_> {
             }
         };
         let tokens = self.scheduler.tokens(id).unwrap_or(&[]);
-        let row = Row { params: &params, tokens, drafted: &[], seed };
+        let row = Row { prompt_len, eos_ids: self.eos_ids, ..Row::new(&params, tokens, seed) };
         let (mut taken, mut token, mut reason) = (0, 0, None::<FinishReason>);
         let vocab_size = rows.len() / (1 + drafts.len());
         let sample = |i: usize| {

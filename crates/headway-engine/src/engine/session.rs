@@ -3,7 +3,7 @@
 
 use super::request::{FinishReason, Finished, GenerateRequest, NewToken, RequestError, Timings};
 use crate::{
-    sampling::{Constraint, Sampled, SamplingParams, fresh_seed},
+    sampling::{Constraint, Row, Sampled, SamplingParams, fresh_seed},
     speculation::{LookupSizes, PromptLookup, SpeculationStats},
     text::{StopMatcher, StreamDecoder, Tokenizer},
 };
@@ -14,7 +14,7 @@ pub(super) struct Session {
     pub params: Arc<SamplingParams>,
     pub seed: u64,
     pub constraint: Option<Box<dyn Constraint>>,
-    prompt_tokens: usize,
+    pub prompt_tokens: usize,
     cached_tokens: usize,
     text: Option<(StreamDecoder, StopMatcher)>,
     token_ids: Vec<u32>,
@@ -30,7 +30,9 @@ impl Session {
         tokenizer: Option<&Tokenizer>,
         lookup: Option<LookupSizes>,
     ) -> Result<Self, RequestError> {
-        let params = request.sampling.clone();
+        let mut params = request.sampling.clone();
+        // Where a grammar lets an answer end nothing else may follow.
+        params.ignore_eos &= request.constraint.is_none();
         let stop = StopMatcher::new(&params.stop)?;
         if tokenizer.is_none() && !params.stop.is_empty() {
             return Err(RequestError::StopWithoutTokenizer);
@@ -48,6 +50,11 @@ impl Session {
             lookup: lookup.filter(|_| request.constraint.is_none()).map(PromptLookup::new),
             speculation: SpeculationStats::default(),
         })
+    }
+
+    /// What the next token is sampled by, after `tokens`.
+    pub(super) fn row<'a>(&'a self, tokens: &'a [u32], eos_ids: &'a [u32]) -> Row<'a> {
+        Row { prompt_len: self.prompt_tokens, eos_ids, ..Row::new(&self.params, tokens, self.seed) }
     }
 
     /// A step with tokens of the request begins.
@@ -87,7 +94,8 @@ impl Session {
         if let Some((decoder, stop)) = &mut self.text {
             // An ending token has no text; what was held back comes out with it.
             let piece = if ends { String::new() } else { decoder.push(token) };
-            text = stop.push(&piece);
+            let searched = self.token_ids.len() > self.params.min_tokens;
+            text = if searched { stop.push(&piece) } else { piece };
             if ends || (last_allowed && stop.matched().is_none()) {
                 text.push_str(&stop.push(&decoder.finish()));
                 text.push_str(&stop.finish());

@@ -207,7 +207,7 @@ mod tests {
         let params = SamplingParams::greedy();
         choices.begin(6);
         for row in asked {
-            choices.ask(&mut device, *row, &Row { params: &params, tokens: &[], drafted: &[], seed: 0 });
+            choices.ask(&mut device, *row, &Row::new(&params, &[], 0));
         }
         let mut logits = Tensor::zeros(&ops, DType::F32, &[6, 4]).unwrap();
         let (mut copy, mut wait) = (vec![], Duration::ZERO);

@@ -3,6 +3,7 @@
 //!
 //! Lifetime: one request.
 
+use super::sampler::Row;
 use std::fmt::Debug;
 
 /// Which tokens may follow.
@@ -46,5 +47,24 @@ pub(super) fn mask(logits: &mut [f32], allowed: &[u32]) -> f32 {
             false => *logit = f32::NEG_INFINITY,
         }
     }
+    max
+}
+
+/// Leaves out the tokens that would end the answer, and returns the most likely of the others. Where there are no others
+/// they stay: the answer is complete.
+pub(super) fn hold_open(logits: &mut [f32], max: f32, row: &Row<'_>) -> f32 {
+    let ends = row.eos_ids.iter().chain(&row.params.stop_token_ids);
+    let mut were = vec![];
+    for &token in ends {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            were.push((token, std::mem::replace(logit, f32::NEG_INFINITY)));
+        }
+    }
+    let others = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if others > f32::NEG_INFINITY {
+        return others;
+    }
+    // Backwards: a token that is in both lists was replaced twice.
+    were.into_iter().rev().for_each(|(token, logit)| logits[token as usize] = logit);
     max
 }

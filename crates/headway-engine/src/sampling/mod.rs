@@ -5,17 +5,18 @@
 //! row to the next. A row's token depends on its logits, its own tokens, its parameters, its seed and its position only,
 //! so it is the same alone and in any batch.
 //!
-//! The order of operations is vLLM's: repetition penalty, then (greedy ends here) temperature, min-p, top-k, top-p,
-//! and one draw from what is left.
+//! The order of operations is vLLM's: bias, repetition, frequency and presence penalty, tokens that may not follow left out
+//! (by a grammar, or because the answer is too short to end), then (greedy ends here) temperature, min-p, top-k, top-p, and
+//! one draw from what is left.
 //!
-//! Not for stop strings, which need text. Grammars are a caller's ([`Constraint`]): here tokens that may not follow are
-//! left out after the penalty.
+//! Not for stop strings, which need text. Grammars are a caller's ([`Constraint`]).
 
 mod constraint;
 mod error;
 mod logprobs;
 mod on_device;
 mod params;
+mod penalties;
 mod random;
 mod sampler;
 mod select;

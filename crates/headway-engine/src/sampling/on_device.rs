@@ -1,8 +1,8 @@
 //! Rows that the device chooses from: which they are, and what it chose.
 //!
-//! Lifetime: [`DeviceChoices`] keeps its memory from step to step. The device takes greedy rows and draws with every
-//! parameter there is; rows whose log-probabilities are asked for are the host's, and so are rows without an answer,
-//! which the host says what is wrong with.
+//! Lifetime: [`DeviceChoices`] keeps its memory from step to step. The device takes greedy rows and draws with temperature,
+//! cuts and the repetition penalty. The host's are rows whose log-probabilities are asked for, with a bias, with penalties
+//! that count, or of answers too short to end; and rows without an answer, which it says what is wrong with.
 
 use super::{random, sampler::Row};
 use headway_tensor::{RowChoice, RowSampler};
@@ -11,7 +11,8 @@ impl<'a> Row<'a> {
     /// As a device takes it, for the logits of row `index`; `None`: a row for the host.
     fn choice(&self, index: usize) -> Option<RowChoice<'a>> {
         let p = self.params;
-        p.logprobs.is_none().then(|| RowChoice {
+        let plain = p.logit_bias.is_empty() && p.presence_penalty == 0.0 && p.frequency_penalty == 0.0;
+        (plain && p.logprobs.is_none() && !self.is_held_open()).then(|| RowChoice {
             row: index,
             temperature: p.temperature,
             top_k: p.top_k,

@@ -4,6 +4,7 @@
 //! [`SamplingParams::validate`].
 
 use super::ParamsError;
+use std::sync::Arc;
 
 /// The most alternatives that [`SamplingParams::logprobs`] may ask for.
 pub const MAX_LOGPROBS: usize = 1024;
@@ -22,6 +23,12 @@ pub struct SamplingParams {
     /// Logits of tokens that the request contains already (prompt or generated) are divided by it where positive and
     /// multiplied where negative; 1 changes nothing. Finite, above 0.
     pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens that were generated already, once each; below 0 it is a reward. −2 to 2.
+    pub presence_penalty: f32,
+    /// Subtracted from them once for each time that they were generated. −2 to 2.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, before any penalty. Each −100 to 100, each token in the vocabulary.
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Seed of the random stream; `None`: the engine takes [`super::fresh_seed`] and reports it.
     pub seed: Option<u64>,
     /// Strings that end the answer; none of them empty.
@@ -30,7 +37,11 @@ pub struct SamplingParams {
     pub stop_token_ids: Vec<u32>,
     /// The most tokens to generate, at least 1. `None`: as many as the model's length allows.
     pub max_tokens: Option<usize>,
-    /// Go on after the model's end-of-sequence tokens.
+    /// The answer does not end before so many tokens: end-of-sequence tokens and stop tokens are not chosen until then
+    /// (unless a grammar lets nothing else follow), and stop strings are looked for in the text after them. At most
+    /// `max_tokens`.
+    pub min_tokens: usize,
+    /// Go on after the model's end-of-sequence tokens; without effect where a grammar says when an answer ends.
     pub ignore_eos: bool,
     /// Report the log-probabilities of this many most likely tokens at each position, at most [`MAX_LOGPROBS`].
     pub logprobs: Option<usize>,
@@ -45,10 +56,14 @@ impl Default for SamplingParams {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Arc::default(),
             seed: None,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             max_tokens: None,
+            min_tokens: 0,
             ignore_eos: false,
             logprobs: None,
         }
@@ -80,7 +95,16 @@ impl SamplingParams {
         check((0.0..=1.0).contains(&self.min_p), "--min-p", "from 0 to 1", &self.min_p)?;
         let r = self.repetition_penalty;
         check(r.is_finite() && r > 0.0, "--repetition-penalty", "a finite number above 0", &r)?;
+        for (option, penalty) in
+            [("--presence-penalty", self.presence_penalty), ("--frequency-penalty", self.frequency_penalty)]
+        {
+            check((-2.0..=2.0).contains(&penalty), option, "from -2 to 2", &penalty)?;
+        }
+        let far = self.logit_bias.iter().find(|(_, bias)| !(-100.0..=100.0).contains(bias));
+        check(far.is_none(), "--logit-bias", "from -100 to 100", &far.map_or(0.0, |(_, bias)| *bias))?;
         check(self.max_tokens != Some(0), "--max-tokens", "at least 1", &0)?;
+        let fits = self.max_tokens.is_none_or(|most| self.min_tokens <= most);
+        check(fits, "--min-tokens", "at most --max-tokens", &self.min_tokens)?;
         let n = self.logprobs.unwrap_or(0);
         check(n <= MAX_LOGPROBS, "--logprobs", "at most 1024", &n)?;
         check(self.stop.iter().all(|s| !s.is_empty()), "--stop", "a string that is not empty", &"\"\"")

@@ -5,6 +5,7 @@
 use super::constraint;
 use super::logprobs::{self, Logprobs};
 use super::params::SamplingParams;
+use super::penalties::Penalties;
 use super::random;
 use super::select::{self, Entry};
 use super::softmax;
@@ -15,18 +16,38 @@ use super::{SamplingError, TokenLogprob};
 pub struct Row<'a> {
     /// The request's parameters, validated.
     pub params: &'a SamplingParams,
-    /// The request's tokens, prompt and generated; read by the repetition penalty only.
+    /// The request's tokens, prompt and generated; read by penalties only.
     pub tokens: &'a [u32],
+    /// How many of them are the prompt.
+    pub prompt_len: usize,
     /// Drafted tokens after them that this step accepted; read likewise. The token that is sampled stands at position
     /// `tokens.len() + drafted.len()`.
     pub drafted: &'a [u32],
+    /// The model's end-of-sequence tokens; read where [`SamplingParams::min_tokens`] holds an answer open.
+    pub eos_ids: &'a [u32],
     /// Seed of the request's random stream ([`SamplingParams::seed`] or [`super::fresh_seed`]).
     pub seed: u64,
 }
 
 impl<'a> Row<'a> {
-    fn history(&self) -> impl Iterator<Item = &'a u32> + use<'a> {
+    /// A row of an answer that has just begun, without drafted tokens.
+    pub fn new(params: &'a SamplingParams, prompt: &'a [u32], seed: u64) -> Self {
+        Self { params, tokens: prompt, prompt_len: prompt.len(), drafted: &[], eos_ids: &[], seed }
+    }
+
+    /// Prompt and generated tokens.
+    pub(super) fn history(&self) -> impl Iterator<Item = &'a u32> + use<'a> {
         self.tokens.iter().chain(self.drafted)
+    }
+
+    /// Generated tokens.
+    pub(super) fn generated(&self) -> impl Iterator<Item = &'a u32> + use<'a> {
+        self.tokens.get(self.prompt_len..).unwrap_or(&[]).iter().chain(self.drafted)
+    }
+
+    /// Whether the answer may not end with this token.
+    pub(super) fn is_held_open(&self) -> bool {
+        self.position() < self.prompt_len.saturating_add(self.params.min_tokens)
     }
 
     pub(super) fn position(&self) -> usize {
@@ -51,8 +72,7 @@ pub struct Sampled {
 /// let params = SamplingParams { temperature: 0.7, top_k: 2, ..SamplingParams::default() };
 /// params.validate()?;
 /// let mut sampler = Sampler::new();
-/// let row = Row { params: &params, tokens: &[5, 6], drafted: &[], seed: 42 };
-/// let token = sampler.sample(&mut [0.0, 3.0, 2.5, -1.0], &row)?.token;
+/// let token = sampler.sample(&mut [0.0, 3.0, 2.5, -1.0], &Row::new(&params, &[5, 6], 42))?.token;
 /// assert!(token == 1 || token == 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -64,8 +84,7 @@ pub struct Sampler {
     /// The row before penalties, kept only where log-probabilities are asked for.
     raw: Vec<f32>,
     bins: Vec<select::Bin>,
-    /// One bit a token: already penalised in this row. All zero between rows.
-    seen: Vec<u64>,
+    penalties: Penalties,
 }
 
 impl Sampler {
@@ -74,12 +93,12 @@ impl Sampler {
         Self::default()
     }
 
-    /// Samples the token that follows `row.tokens` and `row.drafted` from `logits`, `[vocab_size]`, which are changed by the repetition
-    /// penalty.
+    /// Samples the token that follows `row.tokens` and `row.drafted` from `logits`, `[vocab_size]`, which bias and penalties
+    /// change.
     ///
     /// # Errors
-    /// Logits that are empty, NaN, plus infinity or all minus infinity; with a repetition penalty also a token of the
-    /// row outside the vocabulary.
+    /// Logits that are empty, NaN, plus infinity or all minus infinity; a biased token outside the vocabulary, or with
+    /// penalties one of the row.
     pub fn sample(&mut self, logits: &mut [f32], row: &Row<'_>) -> Result<Sampled, SamplingError> {
         self.sample_among(logits, row, None)
     }
@@ -100,18 +119,12 @@ impl Sampler {
             Some(n) => Some(logprobs::top(logits, max, n, &mut self.entries)?),
             None => None,
         };
-        let penalised = row.params.repetition_penalty != 1.0;
-        if penalised && top.is_some() {
+        let changed = row.params.changes_logits();
+        if changed && top.is_some() {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
         }
-        let mut max = self.penalise(logits, max, row)?;
-        if let Some(allowed) = allowed {
-            max = constraint::mask(logits, allowed);
-            if max == f32::NEG_INFINITY {
-                return Err(SamplingError::NothingPossible { vocab_size: logits.len() });
-            }
-        }
+        let max = self.process(logits, max, row, allowed)?;
         let token = match row.params.is_greedy() {
             true => softmax::index_of(logits, max) as u32,
             false => {
@@ -119,7 +132,7 @@ impl Sampler {
                 draw(&self.weights, random::uniform(row.seed, row.position() as u64))
             }
         };
-        let raw = if penalised { &self.raw } else { &*logits };
+        let raw = if changed { &self.raw } else { &*logits };
         let logprobs = top.map(|top| {
             let logprob = (f64::from(raw[token as usize]) - top.log_sum_exp) as f32;
             (TokenLogprob { token_id: token, logprob }, top)
@@ -134,7 +147,7 @@ impl Sampler {
     /// As [`Self::sample`].
     pub fn distribution(&mut self, logits: &mut [f32], row: &Row<'_>) -> Result<Vec<f64>, SamplingError> {
         let max = softmax::max_logit(logits)?;
-        let max = self.penalise(logits, max, row)?;
+        let max = self.process(logits, max, row, None)?;
         if row.params.is_greedy() {
             let mut all = vec![0.0; logits.len()];
             all[softmax::index_of(logits, max)] = 1.0;
@@ -145,29 +158,27 @@ impl Sampler {
         Ok(self.weights.iter().map(|w| f64::from(*w) / total).collect())
     }
 
-    /// Applies the repetition penalty and returns the new maximum.
-    fn penalise(&mut self, logits: &mut [f32], max: f32, row: &Row<'_>) -> Result<f32, SamplingError> {
-        let penalty = row.params.repetition_penalty;
-        if penalty == 1.0 {
-            return Ok(max);
+    /// Everything that greedy rows see too: bias, penalties, what may follow. The new maximum.
+    fn process(
+        &mut self,
+        logits: &mut [f32],
+        mut max: f32,
+        row: &Row<'_>,
+        allowed: Option<&[u32]>,
+    ) -> Result<f32, SamplingError> {
+        if row.params.changes_logits() {
+            max = self.penalties.apply(logits, row)?;
         }
-        let vocab_size = logits.len();
-        if let Some(&token_id) = row.history().find(|t| **t as usize >= vocab_size) {
-            return Err(SamplingError::TokenOutOfRange { token_id, vocab_size });
-        }
-        self.seen.resize(vocab_size.div_ceil(64), 0);
-        for &token in row.history() {
-            let (word, bit) = (token as usize / 64, 1u64 << (token % 64));
-            if self.seen[word] & bit == 0 {
-                self.seen[word] |= bit;
-                let logit = &mut logits[token as usize];
-                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        if let Some(allowed) = allowed {
+            max = constraint::mask(logits, allowed);
+            if max == f32::NEG_INFINITY {
+                return Err(SamplingError::NothingPossible { vocab_size: logits.len() });
             }
         }
-        for &token in row.history() {
-            self.seen[token as usize / 64] = 0;
+        if row.is_held_open() {
+            max = constraint::hold_open(logits, max, row);
         }
-        softmax::max_logit(logits)
+        Ok(max)
     }
 
     /// Fills `weights`: temperature, min-p, top-k, top-p. min-p and top-k both cut everything below some logit, so they

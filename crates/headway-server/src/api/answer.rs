@@ -149,7 +149,13 @@ pub fn refused(e: SubmitError, prompt: &'static str) -> ApiError {
         SubmitError::Gone => ended(Ended::Gone),
         SubmitError::Refused(e) => {
             // The engine speaks of options; here they are parameters.
-            let text = e.to_string().replace("--max-tokens", "max_tokens").replace("--stop", "stop");
+            let text = [
+                ("--max-tokens", "max_tokens"),
+                ("--min-tokens", "min_tokens"),
+                ("--logit-bias", "logit_bias"),
+                ("--stop", "stop"),
+            ];
+            let text = text.into_iter().fold(e.to_string(), |t, (option, name)| t.replace(option, name));
             match e {
                 RequestError::Params(p) => {
                     ApiError::param(p.option.trim_start_matches("--").replace('-', "_"), text)
@@ -159,6 +165,7 @@ pub fn refused(e: SubmitError, prompt: &'static str) -> ApiError {
                 ) => ApiError::param(prompt, text).with_code("context_length_exceeded"),
                 RequestError::StopWithoutTokenizer => ApiError::unprocessable("stop", text),
                 RequestError::Text(_) => ApiError::param("stop", text),
+                RequestError::BiasOutOfRange { .. } => ApiError::param("logit_bias", text),
                 _ => ApiError::param(prompt, text),
             }
         }

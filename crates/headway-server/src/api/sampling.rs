@@ -5,11 +5,15 @@ use crate::ApiError;
 use headway_engine::sampling::SamplingParams;
 use serde::Deserialize;
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// The most completions of one prompt.
 pub const MAX_N: usize = 128;
-/// The most stop strings.
+/// The most stop strings, and bytes in all of them: each answer of a call has its copy.
 const MAX_STOPS: usize = 64;
+const MAX_STOP_BYTES: usize = 8 << 10;
+/// The most stop tokens.
+const MAX_STOP_TOKENS: usize = 1024;
 
 /// One or several, as `stop` takes them.
 #[derive(Deserialize)]
@@ -50,27 +54,22 @@ impl Common {
     /// 400 naming the parameter.
     pub fn take(f: &mut Fields) -> Result<Self, ApiError> {
         let d = SamplingParams::default();
-        let stop = match f.take("stop")? {
-            None => vec![],
-            Some(Stops::One(s)) => vec![s],
-            Some(Stops::Many(list)) => list,
-        };
-        if stop.len() > MAX_STOPS {
-            return Err(ApiError::param(
-                "stop",
-                format!("stop has {} strings, at most {MAX_STOPS} are taken", stop.len()),
-            ));
-        }
+        let (stop, stop_token_ids) = stops(f)?;
+        let bias: BTreeMap<u32, f32> = f.take("logit_bias")?.unwrap_or_default();
         let sampling = SamplingParams {
             temperature: f.take("temperature")?.unwrap_or(d.temperature),
             top_p: f.take("top_p")?.unwrap_or(d.top_p),
             top_k: top_k(f)?,
             min_p: f.take("min_p")?.unwrap_or(d.min_p),
             repetition_penalty: f.take("repetition_penalty")?.unwrap_or(d.repetition_penalty),
+            presence_penalty: f.take("presence_penalty")?.unwrap_or(d.presence_penalty),
+            frequency_penalty: f.take("frequency_penalty")?.unwrap_or(d.frequency_penalty),
+            logit_bias: bias.into_iter().collect(),
             seed: f.take::<i64>("seed")?.map(|s| s as u64),
             stop,
-            stop_token_ids: f.take("stop_token_ids")?.unwrap_or_default(),
+            stop_token_ids,
             ignore_eos: f.take("ignore_eos")?.unwrap_or(false),
+            min_tokens: f.take("min_tokens")?.unwrap_or(d.min_tokens),
             max_tokens: None,
             logprobs: None,
         };
@@ -84,10 +83,6 @@ impl Common {
         if options.is_some() && !stream {
             return Err(ApiError::param("stream_options", "stream_options needs stream to be true"));
         }
-        let instead = "leave it out, or use repetition_penalty";
-        f.refuse("presence_penalty", &[json!(0)], instead)?;
-        f.refuse("frequency_penalty", &[json!(0)], instead)?;
-        f.refuse("logit_bias", &[json!({})], "leave it out")?;
         f.refuse("use_beam_search", &[json!(false)], "leave it out: tokens are sampled")?;
         f.ignore(&["user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"]);
         Ok(Self {
@@ -98,6 +93,28 @@ impl Common {
             model: f.take("model")?,
         })
     }
+}
+
+/// Strings and tokens that end an answer.
+fn stops(f: &mut Fields) -> Result<(Vec<String>, Vec<u32>), ApiError> {
+    let strings = match f.take("stop")? {
+        None => vec![],
+        Some(Stops::One(s)) => vec![s],
+        Some(Stops::Many(list)) => list,
+    };
+    let (number, bytes) = (strings.len(), strings.iter().map(String::len).sum::<usize>());
+    if number > MAX_STOPS || bytes > MAX_STOP_BYTES {
+        let why = format!(
+            "stop has {number} strings of {bytes} bytes; at most {MAX_STOPS} of {MAX_STOP_BYTES} bytes together are taken"
+        );
+        return Err(ApiError::param("stop", why));
+    }
+    let tokens: Vec<u32> = f.take("stop_token_ids")?.unwrap_or_default();
+    if tokens.len() > MAX_STOP_TOKENS {
+        let why = format!("stop_token_ids has {} ids; at most {MAX_STOP_TOKENS} are taken", tokens.len());
+        return Err(ApiError::param("stop_token_ids", why));
+    }
+    Ok((strings, tokens))
 }
 
 /// −1 means all, as elsewhere in the field.

@@ -35,9 +35,17 @@ fn parameters_out_of_range_are_named() {
         ("stream_options", json!({"include_usage": true}), "needs stream"),
         ("max_tokens", json!(0), "at least 1"),
         ("max_tokens", json!(-5), "invalid value"),
-        ("logit_bias", json!({"5": 10}), "not supported"),
-        ("presence_penalty", json!(0.5), "not supported"),
-        ("frequency_penalty", json!(-0.5), "not supported"),
+        ("logit_bias", json!({"5": 101}), "from -100 to 100"),
+        ("logit_bias", json!({"5": "high"}), "logit_bias"),
+        ("logit_bias", json!({"word": 1}), "logit_bias"),
+        ("logit_bias", json!({"-1": 1}), "logit_bias"),
+        ("logit_bias", json!([5, 1]), "invalid type"),
+        ("presence_penalty", json!(2.5), "from -2 to 2"),
+        ("frequency_penalty", json!(-2.5), "from -2 to 2"),
+        ("frequency_penalty", json!("often"), "invalid type"),
+        ("min_tokens", json!(-1), "invalid value"),
+        ("stop", json!("a".repeat(8193)), "8192 bytes"),
+        ("stop_token_ids", json!(vec![1; 1025]), "at most 1024"),
         ("seed", json!("one"), "invalid type"),
         ("stop_token_ids", json!([-1]), "invalid value"),
         ("temprature", json!(1), "did you mean temperature?"),
@@ -60,7 +68,8 @@ fn parameters_out_of_range_are_named() {
         let (chat, text) = with(name, value.clone());
         for r in [server.post(CHAT, &chat), server.post(TEXT, &text)] {
             let param = r.json()["error"]["param"].as_str().unwrap_or("").to_owned();
-            assert!(param == *name || param.starts_with(&format!("{name}[")), "{name} {value}: {r:?}");
+            let inside = [format!("{name}["), format!("{name}.")].iter().any(|p| param.starts_with(p));
+            assert!(param == *name || inside, "{name} {value}: {r:?}");
             r.refused(400, Some(&param), &[words]);
         }
     }
@@ -68,6 +77,7 @@ fn parameters_out_of_range_are_named() {
         ("logprobs", json!(21), "at most 20"),
         ("best_of", json!(4), "best_of other than n"),
         ("suffix", json!("end"), "not supported"),
+        ("min_tokens", json!(17), "at most max_tokens"),
     ] {
         server.post(TEXT, &with(name, value).1).refused(400, Some(name), &[words]);
     }
@@ -85,7 +95,8 @@ fn parameters_out_of_range_are_named() {
     let echo = json!({"prompt": "a", "echo": true, "logprobs": 1});
     server.post(TEXT, &echo).refused(400, Some("logprobs"), &["echo"]);
     // What says no more than what is so anyway is taken; null is as good as nothing.
-    let fine = json!({"prompt": "a", "max_tokens": 1, "presence_penalty": 0.0, "logit_bias": null, "best_of": 1,
+    let fine = json!({"prompt": "a", "max_tokens": 1, "presence_penalty": 0.5, "frequency_penalty": -2,
+        "logit_bias": {"5": -100, "17": 1.5}, "min_tokens": 1, "best_of": 1,
         "suffix": null, "user": "me", "temperature": null, "stop": null, "logprobs": null});
     assert_eq!(server.post(TEXT, &fine).status, 200);
     assert_eq!(server.alive(), 0);

@@ -183,6 +183,9 @@ pub struct SamplingArgs {
     /// there is room for]
     #[arg(long, value_name = "N", value_parser = parse::at_least_one)]
     pub max_tokens: Option<usize>,
+    /// The fewest tokens before an answer may end by itself. [default: 0]
+    #[arg(long, value_name = "N", value_parser = parse::whole::<usize>)]
+    pub min_tokens: Option<usize>,
     /// Higher is more varied; 0 takes the most likely token each time. [default: generate 0, chat 0.6]
     #[arg(long, value_name = "T", value_parser = parse::number)]
     pub temperature: Option<f32>,
@@ -199,6 +202,15 @@ pub struct SamplingArgs {
     /// Above 1 makes tokens that occurred already less likely. [default: 1]
     #[arg(long, value_name = "R", value_parser = parse::number)]
     pub repetition_penalty: Option<f32>,
+    /// Above 0 makes tokens that the answer has already less likely, below 0 more; -2 to 2. [default: 0]
+    #[arg(long, value_name = "P", value_parser = parse::number)]
+    pub presence_penalty: Option<f32>,
+    /// The same for each time that the answer has them; -2 to 2. [default: 0]
+    #[arg(long, value_name = "P", value_parser = parse::number)]
+    pub frequency_penalty: Option<f32>,
+    /// Adds to a token's logit; -100 all but rules it out, 100 makes it come. Several are separated by commas.
+    #[arg(long, value_name = "ID=BIAS", value_delimiter = ',', value_parser = parse::bias)]
+    pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the random stream: the same seed, the same answer. [default: a new one each time]
     #[arg(long, value_name = "N", value_parser = parse::whole::<u64>)]
     pub seed: Option<u64>,

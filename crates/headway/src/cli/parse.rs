@@ -170,6 +170,13 @@ pub fn token_id(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "give token ids of at least 0, separated by commas, as in 1,2,3".into())
 }
 
+/// A token id and what is added to its logit.
+pub fn bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed =
+        text.split_once('=').and_then(|(id, by)| Some((id.trim().parse().ok()?, by.trim().parse().ok()?)));
+    parsed.ok_or_else(|| "give token ids with what is added to their logits, as in 17=-100,42=1.5".into())
+}
+
 /// Bytes, or a number with a unit.
 pub fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

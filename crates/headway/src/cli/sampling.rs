@@ -4,6 +4,7 @@ use super::args::SamplingArgs;
 use headway_engine::{Engine, sampling::SamplingParams};
 use serde::{Deserialize, Deserializer, de::Error};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Tokens to generate where not asked and there is room.
 const DEFAULT_MAX_TOKENS: usize = 128;
@@ -19,6 +20,10 @@ impl SamplingArgs {
             top_p: self.top_p.unwrap_or(d.top_p),
             min_p: self.min_p.unwrap_or(d.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
+            logit_bias: self.logit_bias.iter().copied().collect(),
+            min_tokens: self.min_tokens.unwrap_or(d.min_tokens),
             seed: self.seed,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
@@ -57,6 +62,10 @@ pub struct BatchLine {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub logit_bias: Option<BTreeMap<u32, f32>>,
+    pub min_tokens: Option<usize>,
     pub seed: Option<u64>,
     pub stop: Option<Vec<String>>,
     pub stop_token_ids: Option<Vec<u32>>,
@@ -87,6 +96,13 @@ impl BatchLine {
             top_p: self.top_p.unwrap_or(b.top_p),
             min_p: self.min_p.unwrap_or(b.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(b.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(b.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(b.frequency_penalty),
+            logit_bias: self
+                .logit_bias
+                .as_ref()
+                .map_or(b.logit_bias, |l| l.iter().map(|(t, by)| (*t, *by)).collect()),
+            min_tokens: self.min_tokens.unwrap_or(b.min_tokens),
             seed: self.seed.or(b.seed),
             stop: self.stop.clone().unwrap_or(b.stop),
             stop_token_ids: self.stop_token_ids.clone().unwrap_or(b.stop_token_ids),

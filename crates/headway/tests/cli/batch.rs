@@ -32,6 +32,31 @@ fn answers_come_in_input_order_with_each_lines_options() {
 }
 
 #[test]
+fn lines_have_their_own_bias_and_penalties() {
+    let lines = [
+        json!({"prompt_ids": [1], "max_tokens": 4, "ignore_eos": true, "logit_bias": {"7": 100}}),
+        json!({"prompt_ids": [1], "max_tokens": 20, "ignore_eos": true, "logit_bias": {"7": 100, "9": 100},
+            "presence_penalty": 2, "frequency_penalty": 2}),
+        json!({"prompt_ids": [1], "max_tokens": 4, "stop_token_ids": [9], "min_tokens": 3}),
+        json!({"prompt_ids": [1], "max_tokens": 4, "min_tokens": 5}),
+    ];
+    let text: String = lines.iter().map(|l| format!("{l}\n")).collect();
+    let (_dir, path) = file("batch.jsonl", text.as_bytes());
+    let args = ["--json", "--logit-bias", "9=100", "--batch", path.to_str().unwrap()];
+    let r = generate(&llama(), &args);
+    assert_eq!(r.code, Some(1));
+    let all = r.objects();
+    assert_eq!(all[0]["token_ids"], json!([7, 7, 7, 7]), "a line's bias is instead of the command line's");
+    let turns = all[1]["token_ids"].as_array().unwrap();
+    assert!([7, 9].iter().all(|token| turns.iter().filter(|t| *t == token).count() >= 5), "{turns:?}");
+    let held = all[2]["token_ids"].as_array().unwrap();
+    assert!(held.len() == 4 && held[..3].iter().all(|t| *t != 9) && held[3] == 9, "{held:?}");
+    assert!(
+        all[3]["error"].as_str().is_some_and(|e| e.contains("--min-tokens must be at most --max-tokens"))
+    );
+}
+
+#[test]
 fn a_line_that_fails_spoils_no_other() {
     let lines = [
         json!({"prompt_ids": [1], "max_tokens": 2, "ignore_eos": true}),

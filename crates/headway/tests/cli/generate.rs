@@ -116,6 +116,32 @@ fn a_stop_string_ends_the_answer_and_is_left_out() {
 }
 
 #[test]
+fn bias_and_penalties_decide() {
+    let with = |args: &[&str]| {
+        let length = if args.contains(&"--max-tokens") { &[][..] } else { &["--max-tokens", "6"] };
+        ids(&object(&llama(), &[&["--ignore-eos", "--dtype", "float32"], length, args].concat()))
+    };
+    assert_eq!(with(&["--logit-bias", "7=100"]), [7; 6]);
+    // The oftener one came, the likelier the other.
+    let both = ["--logit-bias", "7=100,9=100", "--presence-penalty", "2", "--frequency-penalty", "2"];
+    let turns = with(&[&both[..], &["--max-tokens", "20"]].concat());
+    let count = |token: u64| turns.iter().filter(|t| **t == token).count();
+    assert!(count(7) + count(9) == 20 && count(7).min(count(9)) >= 5, "{turns:?}");
+    assert_eq!(with(&["--logit-bias", "7=100,9=99", "--frequency-penalty", "-2"]), [7; 6]);
+}
+
+#[test]
+fn an_answer_may_be_held_open() {
+    let free = ids(&object(&llama(), &["--max-tokens", "8", "--ignore-eos"]));
+    let ended = Copy::with("generation_config.json", &[("eos_token_id", json!(free[2]))]);
+    assert!(ids(&object(ended.path(), &["--max-tokens", "8"])).len() <= 3);
+    let held = ids(&object(ended.path(), &["--max-tokens", "8", "--min-tokens", "6"]));
+    assert!(held.len() > 6 && !held[..6].contains(&free[2]), "{held:?}");
+    let whole = ids(&object(ended.path(), &["--max-tokens", "8", "--min-tokens", "8"]));
+    assert_eq!(whole.len(), 8);
+}
+
+#[test]
 fn seeds_reproduce() {
     let with = |seed: &str| {
         let args = ["--max-tokens", "16", "--temperature", "1.5", "--ignore-eos", "--seed", seed];

@@ -89,12 +89,12 @@ fn the_repetition_penalty_counts_each_token_once() {
     let params = SamplingParams { repetition_penalty: 2.0, temperature: 0.0, ..base() };
     let mut sampler = Sampler::new();
     let mut logits = [4.0, -1.0, 3.0, 0.0, 2.5];
-    let row = Row { params: &params, tokens: &[0, 1, 0, 0, 1, 3], drafted: &[], seed: 0 };
+    let row = Row::new(&params, &[0, 1, 0, 0, 1, 3], 0);
     assert_eq!(sampler.sample(&mut logits, &row).unwrap().token, 2);
     assert_eq!(logits, [2.0, -2.0, 3.0, 0.0, 2.5]);
     // Nothing of one row is left in the next.
     let mut logits = [4.0, -1.0, 3.0, 0.0, 2.5];
-    let row = Row { params: &params, tokens: &[2, 1], drafted: &[], seed: 0 };
+    let row = Row::new(&params, &[2, 1], 0);
     assert_eq!(sampler.sample(&mut logits, &row).unwrap().token, 0);
     assert_eq!(logits, [4.0, -2.0, 1.5, 0.0, 2.5]);
     let far = sample(&[0.0; 4], &params, &[9], 0);
@@ -149,7 +149,7 @@ fn a_row_does_not_depend_on_the_rows_before_it() {
         SamplingParams { top_p: 0.9, top_k: 50, repetition_penalty: 1.3, logprobs: Some(4), ..base() };
     let mut sampler = Sampler::new();
     let mut one = |i: usize| {
-        let row = Row { params: &params, tokens: &[1, 2, 3], drafted: &[], seed: i as u64 };
+        let row = Row::new(&params, &[1, 2, 3], i as u64);
         sampler.sample(&mut rows[i].clone(), &row).unwrap()
     };
     let forward: Vec<_> = (0..20).map(&mut one).collect();

@@ -4,6 +4,7 @@
 mod allowed;
 mod edges;
 mod on_device;
+mod penalties;
 mod reference;
 mod speed;
 mod statistics;
@@ -16,12 +17,15 @@ fn sample(
     tokens: &[u32],
     seed: u64,
 ) -> Result<Sampled, SamplingError> {
-    Sampler::new().sample(&mut logits.to_vec(), &Row { params, tokens, drafted: &[], seed })
+    Sampler::new().sample(&mut logits.to_vec(), &Row::new(params, tokens, seed))
 }
 
 fn distribution(logits: &[f32], params: &SamplingParams, tokens: &[u32]) -> Vec<f64> {
-    let row = Row { params, tokens, drafted: &[], seed: 0 };
-    Sampler::new().distribution(&mut logits.to_vec(), &row).expect("good logits")
+    distribution_of(logits, &Row::new(params, tokens, 0))
+}
+
+fn distribution_of(logits: &[f32], row: &Row<'_>) -> Vec<f64> {
+    Sampler::new().distribution(&mut logits.to_vec(), row).expect("good logits")
 }
 
 fn kept(distribution: &[f64]) -> Vec<usize> {

@@ -40,7 +40,7 @@ fn rows_that_the_device_does_not_answer_are_the_hosts() {
         assert!(!choices.any());
         let params = [&drawn, &drawn, &told, &drawn, &drawn, &drawn, &greedy];
         for (i, params) in params.into_iter().enumerate() {
-            choices.ask(&mut device, i, &Row { params, tokens: &[1, 2, 3], drafted: &[4], seed: 9 });
+            choices.ask(&mut device, i, &Row { drafted: &[4], ..Row::new(params, &[1, 2, 3], 9) });
         }
         let drawn = crate::sampling::uniform(9, 4);
         assert_eq!(
@@ -87,14 +87,37 @@ fn a_row_for_the_device_says_all_that_the_host_reads() {
         repetition_penalty: 1.2,
         ..SamplingParams::default()
     };
-    let row = Row { params: &params, tokens: &[7, 8], drafted: &[9], seed: 3 };
+    let row = Row { drafted: &[9], ..Row::new(&params, &[7, 8], 3) };
     let (mut device, mut choices) = (Keeps(vec![]), DeviceChoices::default());
     choices.begin(1);
     choices.ask(&mut device, 0, &row);
     let (temperature, top_k, top_p, min_p, repetition_penalty, history) = device.0.remove(0);
     let same =
         SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, ..SamplingParams::default() };
-    let again = Row { params: &same, tokens: &history, drafted: &[], seed: 3 };
+    let again = Row::new(&same, &history, 3);
     let token = |row: &Row<'_>| Sampler::new().sample(&mut model_like(500, 1), row).unwrap().token;
     assert_eq!(token(&row), token(&again));
+}
+
+/// Rows that only the host's sampler does right.
+#[test]
+fn bias_counting_penalties_and_short_answers_are_the_hosts() {
+    let base = SamplingParams::default();
+    let asked = |params: &SamplingParams, tokens: &[u32]| {
+        let (mut device, mut choices) = (Even::default(), DeviceChoices::default());
+        choices.begin(1);
+        choices.ask(&mut device, 0, &Row { prompt_len: 2, ..Row::new(params, tokens, 0) });
+        choices.any()
+    };
+    assert!(asked(&base, &[1, 2, 3]));
+    for params in [
+        SamplingParams { presence_penalty: 0.1, ..base.clone() },
+        SamplingParams { frequency_penalty: -0.1, ..base.clone() },
+        SamplingParams { logit_bias: [(3, 1.0)].into(), ..base.clone() },
+    ] {
+        assert!(!asked(&params, &[1, 2, 3]), "{params:?}");
+    }
+    let short = SamplingParams { min_tokens: 2, ..base };
+    assert!(!asked(&short, &[1, 2, 3]));
+    assert!(asked(&short, &[1, 2, 3, 4]), "it may end now");
 }

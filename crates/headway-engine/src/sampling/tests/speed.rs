@@ -17,7 +17,7 @@ fn best_of(params: &SamplingParams, logits: &[f32]) -> Duration {
         row.copy_from_slice(logits);
         let start = Instant::now();
         sampler
-            .sample(&mut row, &Row { params, tokens: &[1, 2, 3], drafted: &[], seed: run })
+            .sample(&mut row, &Row { prompt_len: 1, ..Row::new(params, &[1, 2, 3], run) })
             .expect("good logits");
         best = best.min(start.elapsed());
         if run >= 20 && best < GOAL {
@@ -40,6 +40,17 @@ fn a_large_vocabulary_takes_little_time() {
         (
             "top-k 1000, min-p, penalty",
             SamplingParams { top_k: 1000, min_p: 0.01, repetition_penalty: 1.1, ..base.clone() },
+        ),
+        (
+            "bias and every penalty",
+            SamplingParams {
+                repetition_penalty: 1.1,
+                presence_penalty: 0.5,
+                frequency_penalty: 0.5,
+                logit_bias: [(5, -100.0), (9, 3.0)].into(),
+                top_p: 0.95,
+                ..base.clone()
+            },
         ),
         ("logprobs 20", SamplingParams { logprobs: Some(20), temperature: 0.0, ..base }),
     ];

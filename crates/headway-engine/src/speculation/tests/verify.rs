@@ -16,7 +16,7 @@ fn model(tokens: &[u32]) -> Vec<f32> {
 fn plain(params: &SamplingParams, seed: u64, prompt: &[u32], len: usize) -> Vec<u32> {
     let (mut sampler, mut tokens) = (Sampler::new(), prompt.to_vec());
     while tokens.len() < prompt.len() + len {
-        let row = Row { params, tokens: &tokens, drafted: &[], seed };
+        let row = Row { prompt_len: prompt.len(), ..Row::new(params, &tokens, seed) };
         let sampled = sampler.sample(&mut model(&tokens), &row).expect("good logits");
         tokens.push(sampled.token);
     }
@@ -48,7 +48,7 @@ fn drafted(
         let drafts = guess(&tokens, k.min(prompt.len() + len - tokens.len() - 1));
         let history = |i: usize| [&tokens[..], &drafts[..i]].concat();
         let mut logits: Vec<f32> = (0..=drafts.len()).flat_map(|i| model(&history(i))).collect();
-        let row = Row { params, tokens: &tokens, drafted: &[], seed };
+        let row = Row { prompt_len: prompt.len(), ..Row::new(params, &tokens, seed) };
         let mut new = vec![];
         let take = |s: crate::sampling::Sampled| {
             new.push(s.token);
@@ -70,7 +70,10 @@ fn all_params() -> Vec<SamplingParams> {
         base.clone(),
         SamplingParams { temperature: 0.6, top_k: 3, ..base.clone() },
         SamplingParams { top_p: 0.7, repetition_penalty: 1.5, ..base.clone() },
-        SamplingParams { min_p: 0.3, temperature: 1.7, repetition_penalty: 0.8, ..base },
+        SamplingParams { min_p: 0.3, temperature: 1.7, repetition_penalty: 0.8, ..base.clone() },
+        SamplingParams { presence_penalty: 0.8, frequency_penalty: 0.3, ..base.clone() },
+        SamplingParams { frequency_penalty: -0.2, logit_bias: [(4, 0.7), (0, -1.0)].into(), ..base.clone() },
+        SamplingParams { min_tokens: 9, stop_token_ids: vec![3], ..base },
     ]
 }
 
@@ -106,7 +109,7 @@ fn over_many_seeds_as_the_processed_distribution() {
         let mut sampler = Sampler::new();
         let mut after = |history: &[u32]| {
             let tokens = [&prompt, history].concat();
-            let row = Row { params: &params, tokens: &tokens, drafted: &[], seed: 0 };
+            let row = Row { prompt_len: prompt.len(), ..Row::new(&params, &tokens, 0) };
             sampler.distribution(&mut model(&tokens), &row).expect("good logits")
         };
         let mut expected = vec![0.0; counts.len()];
@@ -152,7 +155,7 @@ fn a_draft_stands_with_its_probability_and_is_replaced_from_the_rest() {
     const SEEDS: u32 = 40_000;
     let params = SamplingParams::default();
     let tokens = [3, 1];
-    let row = |seed| Row { params: &params, tokens: &tokens, drafted: &[], seed };
+    let row = |seed| Row::new(&params, &tokens, seed);
     let p = Sampler::new().distribution(&mut model(&tokens), &row(0)).expect("good logits");
     for draft in 0..VOCAB as u32 {
         let mut counts = [0u32; VOCAB];
@@ -191,7 +194,7 @@ fn a_draft_stands_with_its_probability_and_is_replaced_from_the_rest() {
 #[test]
 fn rows_after_a_rejected_draft_are_not_looked_at() {
     let params = SamplingParams::greedy();
-    let row = Row { params: &params, tokens: &[0], drafted: &[], seed: 0 };
+    let row = Row::new(&params, &[0], 0);
     let best = |token: usize| (0..VOCAB).map(|i| if i == token { 1.0 } else { 0.0 }).collect::<Vec<f32>>();
     let run = |rows: &[Vec<f32>], drafts: &[u32], most: usize| {
         let (mut looked, mut taken) = (0, vec![]);

@@ -1,90 +1,10 @@
 //! `headway serve` as a process: answers are those of `generate`, a grammar holds, and it ends as asked.
 
-use super::support::{generate, headway, llama, without_tokenizer};
-use serde_json::{Value, json};
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
-    path::Path,
-    process::{Child, ChildStderr, Command, Stdio},
-    time::{Duration, Instant},
+use super::{
+    serving::Serving,
+    support::{generate, llama, without_tokenizer},
 };
-
-/// A server, ended with the test.
-struct Serving {
-    child: Child,
-    address: String,
-    log: BufReader<ChildStderr>,
-}
-
-impl Serving {
-    fn start(model: &Path, args: &[&str]) -> Self {
-        let mut child = headway()
-            .args([
-                "serve",
-                "--port",
-                "0",
-                "--served-model-name",
-                "tiny",
-                "--kv-cache-memory",
-                "4MiB",
-                "--model",
-            ])
-            .arg(model)
-            .args(args)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped"));
-        let mut line = String::new();
-        while !line.contains("serving tiny at http://") {
-            line.clear();
-            assert!(log.read_line(&mut line).expect("a log") > 0, "it ended before it was ready");
-        }
-        let address =
-            line.split("http://").nth(1).and_then(|l| l.split(' ').next()).expect("an address").to_owned();
-        Self { child, address, log }
-    }
-
-    fn ask(&self, path: &str, body: &Value) -> (u16, Value) {
-        let mut stream = TcpStream::connect(&self.address).expect("connected");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
-        let body = body.to_string();
-        write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-            .expect("written");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("an answer");
-        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).expect("a status");
-        (status, serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}")))
-    }
-
-    /// Sends SIGTERM; the exit code and the rest of the log.
-    fn end(mut self) -> (Option<i32>, String) {
-        // The shell's own: not every machine has the program.
-        let mut kill = Command::new("sh");
-        kill.args(["-c", "kill -TERM $0", &self.child.id().to_string()]);
-        assert!(kill.status().expect("a shell").success());
-        let began = Instant::now();
-        let code = loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                break status.code();
-            }
-            assert!(began.elapsed() < Duration::from_secs(30), "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let mut rest = String::new();
-        self.log.read_to_string(&mut rest).expect("the log's rest");
-        (code, rest)
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use serde_json::{Value, json};
 
 #[test]
 fn answers_are_those_of_generate_and_the_end_is_a_good_one() {
@@ -125,14 +45,24 @@ fn a_grammar_holds() {
     });
     let format =
         json!({"type": "json_schema", "json_schema": {"name": "thing", "strict": true, "schema": schema}});
-    for seed in 0..6 {
-        let ask = json!({
+    for seed in 0..9 {
+        // Penalties, a bias and a fewest number of tokens pull, and the grammar holds. The bias is for the tokenizer's bytes.
+        let bias: serde_json::Map<String, Value> = (0..250).map(|id| (id.to_string(), json!(20))).collect();
+        let more = match seed % 3 {
+            0 => json!({}),
+            1 => json!({"presence_penalty": -2, "frequency_penalty": -2, "min_tokens": 100}),
+            _ => {
+                json!({"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": bias})
+            }
+        };
+        let mut ask = json!({
             "messages": [{"role": "user", "content": "A thing"}],
             "response_format": format,
             "seed": seed,
             "max_tokens": 120,
             "logprobs": true,
         });
+        ask.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         let (status, answer) = serving.ask("/v1/chat/completions", &ask);
         assert_eq!(status, 200, "{answer}");
         let text = answer["choices"][0]["message"]["content"].as_str().expect("text");

@@ -73,3 +73,57 @@ async fn key(State(app): State<Arc<App>>, request: Request, next: Next) -> Resul
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::blocking, driver::EngineHandle, metrics::Metrics, options::ServeOptions};
+    use axum::routing::get;
+    use headway_engine::LlmEngine;
+    use std::{
+        io::{Read, Write},
+        net::TcpStream,
+        sync::{OnceLock, atomic::AtomicBool},
+    };
+
+    async fn panics() -> &'static str {
+        panic!("on purpose")
+    }
+
+    #[test]
+    fn a_handler_s_panic_ends_its_request_alone() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let metrics = Arc::new(Metrics::default());
+        let none = |_: &mut dyn FnMut(usize, usize)| Err::<(LlmEngine, _), _>("none".to_owned());
+        let app = Arc::new(App {
+            engine: EngineHandle::start(none, 1, Arc::clone(&metrics)).unwrap(),
+            metrics,
+            options: ServeOptions::default(),
+            grammars: OnceLock::new(),
+            draining: AtomicBool::new(false),
+        });
+        let routes = Router::new().route("/panics", get(panics)).route("/fine", get(|| async { "fine" }));
+        let router = around(routes, Router::new(), Arc::clone(&app)).with_state(app);
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(async move { axum::serve(listener, router).await });
+        let ask = |path: &str| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        };
+        for _ in 0..3 {
+            let text = ask("/panics");
+            assert!(text.starts_with("HTTP/1.0 500") && text.contains("\"server_error\""), "{text}");
+            assert!(!text.contains("on purpose"), "{text}");
+            assert!(ask("/fine").ends_with("fine"));
+        }
+        let e = runtime.block_on(blocking::<()>(|| panic!("on purpose"))).unwrap_err();
+        assert_eq!(
+            (e.status, e.message.contains("the server goes on")),
+            (StatusCode::INTERNAL_SERVER_ERROR, true)
+        );
+    }
+}

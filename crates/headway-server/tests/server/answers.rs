@@ -148,6 +148,40 @@ fn text_becomes_ids_and_text_again() {
     server.post("/detokenize", &json!({"tokens": [4_000_000]})).refused(400, Some("tokens"), &["4000000"]);
 }
 
+/// Roles, calls with their arguments, tools and further variables, as templates of models with tools read them.
+#[test]
+fn the_template_sees_the_whole_conversation() {
+    let server = Running::talking(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}\
+         {{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{{ m.tool_call_id or '' }}\
+         {% endfor %}{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{{ mood or '' }}",
+    );
+    let call = |arguments: Value| json!([{"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}]);
+    let body = |arguments: Value, choice: &str| {
+        json!({
+            "messages": [
+                {"role": "developer", "content": "S"},
+                {"role": "user", "content": [{"type": "text", "text": "U"}]},
+                {"role": "assistant", "content": null, "tool_calls": call(arguments)},
+                {"role": "tool", "tool_call_id": "c1", "content": "3"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
+            "tool_choice": choice,
+            "chat_template_kwargs": {"mood": "!"},
+        })
+    };
+    let seen = |body: &Value| {
+        let ids = server.post("/tokenize", body).json()["tokens"].clone();
+        server.post("/detokenize", &json!({"tokens": ids})).json()["prompt"].as_str().unwrap().to_owned()
+    };
+    let text = "<system>S<user>U<assistant>add{\"a\": 1}<tool>3c1";
+    assert_eq!(seen(&body(json!("{\"a\": 1}"), "auto")), format!("{text}[add]!"));
+    assert_eq!(seen(&body(json!({"a": 1}), "auto")), format!("{text}[add]!"));
+    assert_eq!(seen(&body(json!("{\"a\": 1}"), "none")), format!("{text}!"));
+    let bad = server.post("/v1/chat/completions", &body(json!("{a"), "auto"));
+    bad.refused(400, Some("messages[2].tool_calls[0].function.arguments"), &["not JSON"]);
+}
+
 #[test]
 fn models_and_what_the_server_says_of_itself() {
     let server = Running::start();

@@ -1,7 +1,7 @@
 //! A running server, and a client that can misbehave.
 
 use crate::fake::{Fake, Knobs, MAX_TOKENS};
-use headway_engine::text::Tokenizer;
+use headway_engine::text::{ChatTemplate, TemplateSource, Tokenizer};
 use headway_server::{
     ServeError, ServeOptions, Server,
     driver::{EngineHandle, Model},
@@ -9,6 +9,7 @@ use headway_server::{
 };
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     sync::{Arc, mpsc},
@@ -47,8 +48,19 @@ impl Running {
         Self::with(ServeOptions::default())
     }
 
+    /// Its model has this chat template.
+    pub fn talking(template: &'static str) -> Self {
+        let server = Self::open_with(ServeOptions::default(), Some(template));
+        server.ready();
+        server
+    }
+
     /// Its engine opens when [`Self::ready`] is called.
     pub fn loading(options: ServeOptions) -> Self {
+        Self::open_with(options, None)
+    }
+
+    fn open_with(options: ServeOptions, template: Option<&'static str>) -> Self {
         let options = ServeOptions { port: 0, ..options };
         let knobs: Arc<Knobs> = Arc::default();
         let (go, wait) = mpsc::channel();
@@ -64,8 +76,9 @@ impl Running {
                     progress(1, 3);
                     wait.recv().map_err(|e| e.to_string())?;
                     let tokenizer = tokenizer();
+                    let own = |text| ChatTemplate::new(&TemplateSource::single(text), &BTreeMap::new());
                     let model = Model {
-                        template: tokenizer.chat_template(),
+                        template: template.map_or_else(|| tokenizer.chat_template(), own),
                         tokenizer: Some(tokenizer.clone()),
                         max_request_tokens: MAX_TOKENS,
                         startup: json!({"model": "fake"}),

@@ -40,7 +40,7 @@ pub fn messages(given: Vec<Given>) -> Result<Vec<Message>, ApiError> {
     given.into_iter().enumerate().map(|(i, m)| message(i, m)).collect()
 }
 
-fn message(i: usize, Given { role, content, extra }: Given) -> Result<Message, ApiError> {
+fn message(i: usize, Given { role, content, mut extra }: Given) -> Result<Message, ApiError> {
     let role = match role.as_str() {
         // What newer models of the API's maker call it; templates know the older name.
         "developer" => "system".to_owned(),
@@ -56,6 +56,9 @@ fn message(i: usize, Given { role, content, extra }: Given) -> Result<Message, A
         Some(Content::Text(text)) => Some(text),
         Some(Content::Parts(parts)) => Some(joined(i, parts)?),
     };
+    if let Some(Value::Array(calls)) = extra.get_mut("tool_calls") {
+        calls.iter_mut().enumerate().try_for_each(|(j, call)| arguments(i, j, call))?;
+    }
     let calls = extra.get("tool_calls").is_some_and(|c| !c.is_null());
     if content.is_none() && !(role == "assistant" && calls) {
         let param = format!("messages[{i}].content");
@@ -63,6 +66,18 @@ fn message(i: usize, Given { role, content, extra }: Given) -> Result<Message, A
         return Err(ApiError::param(param, why));
     }
     Ok(Message { role, content, extra })
+}
+
+/// The API has a call's arguments as JSON text; templates write JSON themselves and take what it says.
+fn arguments(i: usize, j: usize, call: &mut Value) -> Result<(), ApiError> {
+    let Some(given) = call.pointer_mut("/function/arguments") else { return Ok(()) };
+    let Value::String(text) = given else { return Ok(()) };
+    let parsed = if text.trim().is_empty() { Ok(Map::new().into()) } else { serde_json::from_str(text) };
+    *given = parsed.map_err(|e| {
+        let param = format!("messages[{i}].tool_calls[{j}].function.arguments");
+        ApiError::param(param.clone(), format!("{param} is not JSON: {e}"))
+    })?;
+    Ok(())
 }
 
 /// The text of parts.

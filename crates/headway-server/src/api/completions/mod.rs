@@ -68,14 +68,14 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     Ok(Json(call.object("text_completion", choices, Some(&usage))).into_response())
 }
 
-/// A request, the ids of its prompts, their texts where they are echoed, and what the answers must be.
+/// A request, the ids of its prompts, their texts where they are echoed or logged, and what the answers must be.
 type Ready = (Request, Vec<Vec<u32>>, Vec<String>, Option<Box<dyn Constraint>>);
 
 /// Tokenising may take long; it does not hold up other requests.
 async fn on_thread(request: Request, app: Arc<App>, model: Arc<Model>) -> Result<Ready, ApiError> {
     super::blocking(move || {
         let ids: Vec<_> = request.prompts.iter().map(|p| p.ids(&model)).collect::<Result<_, _>>()?;
-        let texts = match request.echo {
+        let texts = match request.echo || app.options.log_prompts {
             true => request.prompts.iter().map(|p| p.text(&model)).collect(),
             false => vec![],
         };

@@ -8,7 +8,7 @@ pub use args::ServeArgs;
 use super::{CliError, session};
 use headway_attention::Registry;
 use headway_server::{
-    Server,
+    ServeError, Server,
     driver::{EngineHandle, Model},
     metrics::Metrics,
 };
@@ -70,6 +70,11 @@ async fn serve(args: ServeArgs, key: Option<String>, registry: Registry) -> Resu
     let outcome = server.run(asked).await;
     let was_ready = running.is_finished();
     running.abort();
+    exit(outcome, was_ready)
+}
+
+/// How the process ends: a server that was ready once can be so again, one that could not start can't.
+fn exit(outcome: Result<(), ServeError>, was_ready: bool) -> Result<ExitCode, CliError> {
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(e) if was_ready => {
@@ -132,5 +137,18 @@ impl Signals {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_died_asks_for_another_start() {
+        let died = || Err(ServeError::Engine("8 steps failed".into()));
+        assert_eq!(exit(died(), true).ok(), Some(ExitCode::from(ENGINE_DIED)));
+        assert!(exit(died(), false).is_err_and(|e| e.to_string() == "8 steps failed"));
+        assert_eq!(exit(Ok(()), true).ok(), Some(ExitCode::SUCCESS));
     }
 }

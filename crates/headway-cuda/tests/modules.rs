@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Compiles the fake module with these macros.
-fn compile(folder: &Path, name: &str, macros: &[&str]) -> PathBuf {
+fn compile(folder: &Path, name: &str, macros: &[String]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/modules/fake.c");
     let to = folder.join(name);
     let mut cc = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
@@ -23,14 +23,14 @@ fn compile(folder: &Path, name: &str, macros: &[&str]) -> PathBuf {
     to
 }
 
-fn entry(path: &Path) -> Entry {
+fn entry(kind: Kind, path: &Path) -> Entry {
     use sha2::{Digest, Sha256};
     let bytes = fs::read(path).unwrap();
     Entry {
         file: path.file_name().unwrap().to_str().unwrap().into(),
-        kind: Kind::Fa2,
+        kind,
         dtype: "bfloat16".into(),
-        head_size: 128,
+        head_size: if kind.is_mla() { 512 } else { 128 },
         sliding_window: false,
         soft_cap: false,
         masks: vec![Mask::None, Mask::Causal],
@@ -40,20 +40,34 @@ fn entry(path: &Path) -> Entry {
         nvcc: "13.0.88".into(),
         bytes: bytes.len() as u64,
         sha256: Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect(),
-        functions: Kind::Fa2.functions().iter().map(|&(n, a)| (n.to_owned(), a)).collect(),
+        functions: kind.functions().iter().map(|&(n, a)| (n.to_owned(), a)).collect(),
     }
 }
 
-const RIGHT: [&str; 2] = ["PLAN=21", "RUN=29"];
+/// What a kind's fake is compiled with; `None`: the numbers that it should have.
+fn macros(kind: Kind, plan: Option<i32>, run: Option<i32>) -> [String; 3] {
+    let [(_, plan_args), (name, run_args)] = kind.functions() else { panic!("{kind} has two functions") };
+    let of = |given: Option<i32>, right: &usize| given.unwrap_or(*right as i32);
+    [
+        format!("PLAN={}", of(plan, plan_args)),
+        format!("RUN={}", of(run, run_args)),
+        format!("RUN_NAME=__tvm_ffi_{name}"),
+    ]
+}
+
+fn right(kind: Kind) -> [String; 3] {
+    macros(kind, None, None)
+}
 
 /// A folder with one module and its manifest, after `change`.
 fn folder(
-    macros: &[&str],
+    kind: Kind,
+    macros: &[String],
     change: impl FnOnce(&Path, &mut Entry),
 ) -> (tempfile::TempDir, ModuleFolder, Entry) {
     let dir = tempfile::tempdir().unwrap();
     let path = compile(dir.path(), "fake.so", macros);
-    let mut one = entry(&path);
+    let mut one = entry(kind, &path);
     change(&path, &mut one);
     let manifest = Manifest { modules: vec![one.clone()], ..Manifest::default() };
     fs::write(dir.path().join(MANIFEST), manifest.write()).unwrap();
@@ -61,8 +75,13 @@ fn folder(
     (dir, folder, one)
 }
 
-fn refused(macros: &[&str], change: impl FnOnce(&Path, &mut Entry), arch: Option<&str>) -> ModuleError {
-    let (dir, folder, entry) = folder(macros, change);
+fn refused(
+    kind: Kind,
+    macros: &[String],
+    change: impl FnOnce(&Path, &mut Entry),
+    arch: Option<&str>,
+) -> ModuleError {
+    let (dir, folder, entry) = folder(kind, macros, change);
     let e = folder.try_module(&entry, arch).unwrap_err();
     let text = e.to_string();
     // Every error names the file, by its whole path.
@@ -77,72 +96,86 @@ fn says(e: &ModuleError, parts: &[&str]) {
 
 #[test]
 fn a_module_that_is_what_its_entry_says_opens() {
-    let (_dir, folder, entry) = folder(&RIGHT, |_, _| {});
-    folder.try_module(&entry, Some("sm_90a")).unwrap();
-    folder.try_module(&entry, None).unwrap();
+    for kind in Kind::ALL {
+        let (_dir, folder, entry) = folder(kind, &right(kind), |_, _| {});
+        folder.try_module(&entry, Some("sm_90a")).unwrap();
+        folder.try_module(&entry, None).unwrap();
+    }
 }
 
 #[test]
 fn files_that_are_not_what_the_manifest_says() {
-    let e = refused(&RIGHT, |path, _| fs::remove_file(path).unwrap(), None);
-    assert!(matches!(e, ModuleError::Missing { .. }), "{e}");
     let cut = |path: &Path| {
         let bytes = fs::read(path).unwrap();
         fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
     };
-    let e = refused(&RIGHT, |path, _| cut(path), None);
-    assert!(matches!(e, ModuleError::Length { .. }), "{e}");
-    says(&e, &["cut off", "headway kernels build flashinfer"]);
-    let e = refused(&RIGHT, |path, _| fs::write(path, "#!/bin/sh").unwrap(), None);
-    assert!(matches!(e, ModuleError::NotElf { .. }), "{e}");
     let flip = |path: &Path| {
         let mut bytes = fs::read(path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(path, bytes).unwrap();
     };
-    let e = refused(&RIGHT, |path, _| flip(path), None);
-    assert!(matches!(e, ModuleError::Hash { .. }), "{e}");
-    // Cut off before the manifest was written: the dynamic linker would not survive it.
-    let e = refused(
-        &RIGHT,
-        |path, one| {
-            cut(path);
-            *one = entry(path);
-        },
-        None,
-    );
-    assert!(matches!(e, ModuleError::NotElf { .. }), "{e}");
-    says(&e, &["it is cut off"]);
+    for kind in [Kind::Fa2, Kind::MlaFa2, Kind::MlaFa3] {
+        let right = right(kind);
+        let e = refused(kind, &right, |path, _| fs::remove_file(path).unwrap(), None);
+        assert!(matches!(e, ModuleError::Missing { .. }), "{e}");
+        let e = refused(kind, &right, |path, _| cut(path), None);
+        assert!(matches!(e, ModuleError::Length { .. }), "{e}");
+        says(&e, &["cut off", "headway kernels build flashinfer"]);
+        let e = refused(kind, &right, |path, _| fs::write(path, "#!/bin/sh").unwrap(), None);
+        assert!(matches!(e, ModuleError::NotElf { .. }), "{e}");
+        let e = refused(kind, &right, |path, _| flip(path), None);
+        assert!(matches!(e, ModuleError::Hash { .. }), "{e}");
+        // Cut off before the manifest was written: the dynamic linker would not survive it.
+        let e = refused(
+            kind,
+            &right,
+            |path, one| {
+                cut(path);
+                *one = entry(kind, path);
+            },
+            None,
+        );
+        assert!(matches!(e, ModuleError::NotElf { .. }), "{e}");
+        says(&e, &["it is cut off"]);
+    }
 }
 
 #[test]
 fn functions_that_are_missing_or_take_other_arguments() {
-    let e = refused(&["PLAN=21", "RUN=-1"], |_, _| {}, None);
-    assert!(matches!(&e, ModuleError::NoSymbol { symbol, .. } if symbol == "__tvm_ffi_paged_run"), "{e}");
-    let e = refused(&["PLAN=18", "RUN=29"], |_, _| {}, None);
+    for kind in Kind::ALL {
+        let [(_, plan), (run, _)] = kind.functions() else { panic!("{kind} has two functions") };
+        let e = refused(kind, &macros(kind, None, Some(-1)), |_, _| {}, None);
+        let symbol_of = format!("__tvm_ffi_{run}");
+        assert!(matches!(&e, ModuleError::NoSymbol { symbol, .. } if *symbol == symbol_of), "{e}");
+        let e = refused(kind, &macros(kind, Some(7), None), |_, _| {}, None);
+        assert!(matches!(&e, ModuleError::Arguments { listed: false, .. }), "{e}");
+        says(&e, &[&format!("plan takes 7 arguments, and headway calls it with {plan}"), "0.7.4"]);
+        let fewer = |_: &Path, one: &mut Entry| {
+            one.functions.insert((*run).into(), 3);
+        };
+        let e = refused(kind, &right(kind), fewer, None);
+        assert!(matches!(&e, ModuleError::Arguments { listed: true, .. }), "{e}");
+        says(&e, &[&format!("{run} takes 3 arguments by the manifest")]);
+        let mut importing = right(kind).to_vec();
+        importing.push("IMPORTS=headway_has_no_such_function".into());
+        let e = refused(kind, &importing, |_, _| {}, None);
+        says(&e, &["can't be opened", "headway_has_no_such_function"]);
+    }
+    // A module of latent attention is none of softmax attention.
+    let e = refused(Kind::Fa2, &right(Kind::MlaFa2), |_, _| {}, None);
     assert!(matches!(&e, ModuleError::Arguments { listed: false, .. }), "{e}");
-    says(&e, &["plan takes 18 arguments, and headway calls it with 21", "0.7.4"]);
-    let e = refused(
-        &RIGHT,
-        |_, one| {
-            one.functions.insert("paged_run".into(), 26);
-        },
-        None,
-    );
-    assert!(matches!(&e, ModuleError::Arguments { listed: true, .. }), "{e}");
-    says(&e, &["paged_run takes 26 arguments by the manifest"]);
-    let e = refused(&["PLAN=21", "RUN=29", "IMPORTS=headway_has_no_such_function"], |_, _| {}, None);
-    says(&e, &["can't be opened", "headway_has_no_such_function"]);
 }
 
 #[test]
 fn modules_for_others() {
-    let e = refused(&RIGHT, |_, _| {}, Some("sm_80"));
-    assert!(matches!(e, ModuleError::Arch { .. }), "{e}");
-    says(&e, &["compiled for sm_90a", "--arch sm_80"]);
-    let e = refused(&RIGHT, |_, one| one.flashinfer = "0.6.2".into(), None);
-    assert!(matches!(e, ModuleError::Version { .. }), "{e}");
-    says(&e, &["built from FlashInfer 0.6.2", "flashinfer-python==0.7.4"]);
+    for kind in [Kind::Fa2, Kind::MlaFa3] {
+        let e = refused(kind, &right(kind), |_, _| {}, Some("sm_80"));
+        assert!(matches!(e, ModuleError::Arch { .. }), "{e}");
+        says(&e, &["compiled for sm_90a", "--arch sm_80"]);
+        let e = refused(kind, &right(kind), |_, one| one.flashinfer = "0.6.2".into(), None);
+        assert!(matches!(e, ModuleError::Version { .. }), "{e}");
+        says(&e, &["built from FlashInfer 0.6.2", "flashinfer-python==0.7.4"]);
+    }
 }
 
 #[test]

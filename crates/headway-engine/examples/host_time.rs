@@ -2,6 +2,7 @@
 //! queueing the model, and how long it then waits. Random weights, greedy answers; steps with prefills are not counted.
 //!
 //! `host_time DEVICE FOLDER [REQUESTS…]`, with a `config.json` in the folder; 32 requests unless given.
+//! `HEADWAY_ATTENTION_BACKEND` names the backend, as it does for `headway`, and `HEADWAY_GRAPH_MODE` the only mode to run.
 
 use headway_engine::{
     Engine, EngineOptions, Event, GenerateRequest, LlmEngine, options::LoadFormat, runner::StepTimes,
@@ -16,6 +17,7 @@ const MODES: [&str; 5] = ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL", "FULL
 fn measure(device: &str, model: &Path, mode: &str, requests: usize) -> Result<String, String> {
     let options = EngineOptions {
         device: Some(device.into()),
+        attention_backend: std::env::var("HEADWAY_ATTENTION_BACKEND").ok(),
         graph_mode: (device != "cpu").then(|| mode.into()),
         load_format: LoadFormat::Dummy,
         max_num_seqs: Some(requests),
@@ -91,9 +93,14 @@ fn main() -> ExitCode {
     };
     let counts: Vec<usize> = counts.iter().filter_map(|c| c.parse().ok()).collect();
     let counts = if counts.is_empty() { vec![32] } else { counts };
-    let modes = if device == "cpu" { &MODES[..1] } else { &MODES[..] };
+    let only = std::env::var("HEADWAY_GRAPH_MODE").ok();
+    let modes = match (device.as_str(), &only) {
+        ("cpu", _) => MODES[..1].to_vec(),
+        (_, Some(mode)) => vec![mode.as_str()],
+        _ => MODES.to_vec(),
+    };
     for &requests in &counts {
-        for mode in modes {
+        for mode in &modes {
             match measure(device, Path::new(model), mode, requests) {
                 Ok(text) => println!("{text}"),
                 Err(e) => {

@@ -4,23 +4,29 @@ mod common;
 pub mod cuda_attn;
 pub mod cuda_mla;
 pub mod flashinfer;
+pub mod flashinfer_mla;
+pub mod latent;
 pub mod mamba2;
+mod modules;
 
 pub use cuda_attn::CudaAttn;
 pub use cuda_mla::CudaMla;
 pub use flashinfer::FlashInfer;
+pub use flashinfer_mla::FlashInferMla;
 pub use mamba2::Mamba2Attn;
 
 use headway_attention::{Registry, Result};
 
 /// Registers the CUDA backends, most preferred first. `FLASHINFER` stands before `CUDA_ATTN`: decodes are level, and its
-/// prefills on Hopper take half the time (`docs/gpu.md`). It is refused where its modules are not built.
+/// prefills on Hopper take half the time (`docs/gpu.md`); `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes
+/// on Hopper take half the time, with 16 they are level. Both are refused where their modules are not built.
 ///
 /// # Errors
 /// A name that is taken.
 pub fn register(registry: &mut Registry) -> Result<()> {
     registry.register::<FlashInfer>()?;
     registry.register::<CudaAttn>()?;
+    registry.register::<FlashInferMla>()?;
     registry.register::<CudaMla>()?;
     registry.register::<Mamba2Attn>()
 }

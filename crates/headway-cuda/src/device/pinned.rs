@@ -1,9 +1,9 @@
-//! Page-locked host memory that foreign code fills and copies to the device by itself: two halves in turn, so that one is
-//! filled while the other's copy may still be under way.
+//! Page-locked host memory that foreign code fills, and copies to the device by itself or has copied: two halves in turn,
+//! so that one is filled while the other's copy may still be under way.
 
 use super::{
     CudaExec,
-    error::{Doing, Result},
+    error::{CudaError, Doing, Result},
 };
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use std::{ffi::c_void, sync::Arc};
@@ -42,7 +42,7 @@ impl Pinned {
         self.half
     }
 
-    /// The half that no copy reads any more, to fill; [`Pinned::copied`] follows.
+    /// The half that no copy reads any more, to fill; [`Pinned::copied`] or [`Pinned::copy`] follows.
     ///
     /// # Errors
     /// The driver's, that of work before the copy included.
@@ -52,6 +52,26 @@ impl Pinned {
         self.fences[self.turn].synchronize().doing("waiting for a copy of page-locked memory")?;
         // SAFETY: inside the allocation.
         Ok(unsafe { self.memory.add(self.turn * self.half) })
+    }
+
+    /// Queues a copy of the current half's first `bytes` to a device address that has room for them.
+    ///
+    /// # Errors
+    /// More bytes than a half has; the driver's.
+    ///
+    /// # Safety
+    /// `to` is memory of the stream's device that lives until the copy is done, with room for `bytes`.
+    pub unsafe fn copy(&mut self, to: u64, bytes: usize) -> Result<()> {
+        if bytes > self.half {
+            return Err(CudaError::Argument(format!("{bytes} bytes staged in {}", self.half)));
+        }
+        // SAFETY: inside the allocation, which outlives the copy: the fence is waited for before it is filled again, the
+        // stream before it is freed. The rest is the caller's word.
+        unsafe {
+            let staged = std::slice::from_raw_parts(self.memory.add(self.turn * self.half), bytes);
+            result::memcpy_htod_async(to, staged, self.stream.cu_stream()).doing("uploading a plan")?;
+        }
+        self.copied()
     }
 
     /// What copies of the current half there are were queued.

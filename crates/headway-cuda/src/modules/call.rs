@@ -88,6 +88,8 @@ pub enum Arg<'a> {
     Tensor(&'a TensorArg),
     /// What an earlier call returned.
     Object(&'a Returned),
+    /// An element of the array or tuple that an earlier call returned; left out where there is no such element.
+    Item(&'a Returned, usize),
 }
 
 /// What a call returned: a number, or an object that is released with this.
@@ -109,25 +111,40 @@ impl Drop for Returned {
 }
 
 impl Returned {
-    /// The elements of an array or tuple; `None` for something else.
-    fn elements(&self) -> Option<&[Any]> {
-        if self.0.type_index != type_index::ARRAY {
-            return None;
-        }
-        // SAFETY: an object of this type begins as `Sequence` does, and lives as long as this reference; its elements
-        // lie at `data`.
-        unsafe {
-            let list = (self.0.payload as *const Sequence).as_ref()?;
-            let len = usize::try_from(list.size).ok()?;
-            if len == 0 { Some(&[]) } else { Some(std::slice::from_raw_parts(list.data, len)) }
-        }
-    }
-
     /// The numbers of an array of whole numbers.
     pub fn ints(&self) -> Option<Vec<i64>> {
-        let int = |x: &Any| (x.type_index == type_index::INT).then_some(x.payload as i64);
-        self.elements()?.iter().map(int).collect()
+        ints(&self.0)
     }
+
+    /// The numbers of an array of whole numbers, and the number behind it, of a tuple of the two.
+    pub fn ints_and_int(&self) -> Option<(Vec<i64>, i64)> {
+        match elements(&self.0)? {
+            [list, number] => Some((ints(list)?, int(number)?)),
+            _ => None,
+        }
+    }
+}
+
+/// The elements of an array or tuple that its holder keeps alive; `None` for something else.
+fn elements(x: &Any) -> Option<&[Any]> {
+    if x.type_index != type_index::ARRAY {
+        return None;
+    }
+    // SAFETY: an object of this type begins as `Sequence` does, and lives as long as what refers to it; its elements lie
+    // at `data`.
+    unsafe {
+        let list = (x.payload as *const Sequence).as_ref()?;
+        let len = usize::try_from(list.size).ok()?;
+        if len == 0 { Some(&[]) } else { Some(std::slice::from_raw_parts(list.data, len)) }
+    }
+}
+
+fn int(x: &Any) -> Option<i64> {
+    (x.type_index == type_index::INT).then_some(x.payload as i64)
+}
+
+fn ints(x: &Any) -> Option<Vec<i64>> {
+    elements(x)?.iter().map(int).collect()
 }
 
 /// A function of an open module.
@@ -177,6 +194,7 @@ impl Function {
                 Arg::Bool(x) => Any::bool(*x),
                 Arg::Float(x) => Any::float(*x),
                 Arg::Object(x) => x.0,
+                Arg::Item(x, i) => elements(&x.0).and_then(|all| all.get(*i)).copied().unwrap_or(Any::NONE),
                 Arg::Tensor(x) => {
                     let Some(place) = tensors.get_mut(used) else {
                         return Err(failed("arguments", format!("over {MOST_TENSORS} tensors")));

@@ -169,12 +169,12 @@ mod tests {
     use std::process::Command;
 
     /// The fake module of the tests, for calls.
-    fn fake() -> (tempfile::TempDir, Library, Function, PathBuf) {
+    fn fake(macros: &[&str]) -> (tempfile::TempDir, Library, Function, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/modules/fake.c");
         let path = dir.path().join("fake.so");
         let mut cc = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
-        cc.args(["-shared", "-fPIC", "-DPLAN=2", "-DRUN=0", "-o"]).arg(&path).arg(source);
+        cc.args(["-shared", "-fPIC", "-DPLAN=2", "-DRUN=0", "-o"]).arg(&path).arg(source).args(macros);
         assert!(cc.status().unwrap().success());
         let library = super::library(&path).unwrap();
         let plan = function(&library, &path, "plan").unwrap();
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn arguments_and_the_stream_get_there_and_results_are_released() {
-        let (_dir, library, plan, path) = fake();
+        let (_dir, library, plan, path) = fake(&[]);
         let numbers = [1, 2, 3];
         let tensor = TensorArg::host(&numbers);
         // SAFETY: the fake takes any two values.
@@ -205,8 +205,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tuple_of_numbers_and_a_number_is_taken_apart() {
+        let (_dir, library, plan, path) = fake(&["-DTUPLE"]);
+        // SAFETY: as above.
+        let call = |args: &[Arg<'_>]| unsafe { plan.call(&path, 0, null_mut(), args) }.unwrap();
+        let tuple = call(&[Arg::Int(7), Arg::None]);
+        assert_eq!((tuple.ints(), tuple.ints_and_int()), (None, Some((vec![7, 0], 48))));
+        assert_eq!(alive(&library), 2);
+        // Its list as an argument stays the tuple's; what is not there is none, whose payload is 0.
+        let number = |args: &[Arg<'_>]| call(args).ints_and_int().unwrap().0[0];
+        assert_ne!(number(&[Arg::Item(&tuple, 0), Arg::None]), 0);
+        assert_eq!(number(&[Arg::Item(&tuple, 2), Arg::None]), 0);
+        drop(tuple);
+        assert_eq!(alive(&library), 0);
+    }
+
+    #[test]
     fn what_a_call_raises_names_the_file_and_the_function() {
-        let (_dir, library, plan, path) = fake();
+        let (_dir, library, plan, path) = fake(&[]);
         // SAFETY: as above.
         let call = |args: &[Arg<'_>]| unsafe { plan.call(&path, 0, null_mut(), args) }.unwrap_err();
         let e = call(&[Arg::Int(99), Arg::None]);

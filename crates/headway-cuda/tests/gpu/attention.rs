@@ -19,8 +19,13 @@ use std::{any::Any, collections::BTreeMap, sync::Arc};
 pub const TESTS: &[Test] = &[
     ("attention: the backend suite, CUDA_ATTN", |cx| run(cx, "CUDA_ATTN", 1)),
     ("attention: the backend suite, CUDA_MLA", |cx| run(cx, "CUDA_MLA", 1)),
-    ("attention: the backend suite, FLASHINFER", |cx| flashinfer(cx, 1)),
-    ("attention: a sample of it", sample),
+    ("attention: the backend suite, FLASHINFER", |cx| flashinfer(cx, "FLASHINFER", 1)),
+    ("attention: the backend suite, FLASHINFER_MLA", |cx| flashinfer(cx, "FLASHINFER_MLA", 1)),
+    // So few cells that tools which watch every access are done with them soon.
+    ("attention: a sample, CUDA_ATTN", |cx| run(cx, "CUDA_ATTN", 23)),
+    ("attention: a sample, CUDA_MLA", |cx| run(cx, "CUDA_MLA", 23)),
+    ("attention: a sample, FLASHINFER", |cx| flashinfer(cx, "FLASHINFER", 23)),
+    ("attention: a sample, FLASHINFER_MLA", |cx| flashinfer(cx, "FLASHINFER_MLA", 5)),
 ];
 
 /// Bytes between the host and a CUDA device.
@@ -103,21 +108,18 @@ pub fn specs(info: &DeviceInfo) -> Result<Vec<KernelSpec>, AttentionError> {
     Ok(all.into_values().collect())
 }
 
-/// So few cells that tools which watch every access are done with them soon.
-fn sample(cx: &CudaExec) -> Outcome {
-    let every = 23;
-    let of = |name| run(cx, name, every);
-    let own = ["CUDA_ATTN", "CUDA_MLA"].into_iter().map(of);
-    Ok(own.chain([flashinfer(cx, every)]).collect::<Result<Vec<_>, _>>()?.join("\n"))
+/// Why a backend of modules has none here; `None` if it has some.
+pub fn without_modules(name: &str) -> Result<Option<String>, String> {
+    let folder = installed().as_ref().map_err(ToString::to_string)?;
+    let latent = name == "FLASHINFER_MLA";
+    let none = folder.modules().iter().all(|m| m.kind.is_mla() != latent);
+    Ok(none.then(|| format!("{name}: not run: no modules; set HEADWAY_KERNELS_DIR to a folder of them")))
 }
 
-fn flashinfer(cx: &CudaExec, every: usize) -> Outcome {
-    match installed() {
-        Ok(folder) if folder.modules().is_empty() => {
-            Ok("FLASHINFER: not run: no modules; set HEADWAY_KERNELS_DIR to a folder of them".into())
-        }
-        Ok(_) => run(cx, "FLASHINFER", every),
-        Err(e) => Err(e.to_string()),
+fn flashinfer(cx: &CudaExec, name: &str, every: usize) -> Outcome {
+    match without_modules(name)? {
+        Some(why) => Ok(why),
+        None => run(cx, name, every),
     }
 }
 

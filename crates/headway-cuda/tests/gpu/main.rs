@@ -8,6 +8,7 @@ mod attention;
 mod compiled;
 mod device;
 mod mla;
+mod mla_graphs;
 mod ops;
 mod reference;
 mod state_space;

@@ -1,12 +1,12 @@
-//! What the suite's short requests don't reach of `CUDA_MLA`: keys in parts, prefills of several tiles, contexts through a
-//! workspace that is filled several times.
+//! What the suite's short requests don't reach of latent attention: keys in parts, prefills of several tiles, contexts
+//! through a workspace that is filled several times, graphs.
 
 use super::{
     Outcome, Test,
-    attention::{CudaMemory, backends},
-    ensure, text,
+    attention::{CudaMemory, backends, without_modules},
+    ensure, mla_graphs, text,
 };
-use headway_attention::AttentionError;
+use headway_attention::{AttentionError, process::rules::ComputeCapability};
 use headway_cuda::{
     CudaExec, DeviceInfo, KernelSpec,
     kernels::mla::{
@@ -16,12 +16,16 @@ use headway_cuda::{
 use headway_testkit::suite::{Cell, SuiteConfig, run_suite_with};
 
 pub const TESTS: &[Test] = &[
-    ("mla: keys in parts, prefills of several tiles", long),
+    ("mla: keys in parts, prefills of several tiles, CUDA_MLA", long),
+    ("mla: keys in parts, prefills of several tiles, FLASHINFER_MLA", long_flashinfer),
     ("mla: contexts through a small workspace", small_workspace),
+    ("mla: graphs of decodes with drafts and without", mla_graphs::run),
 ];
 
 /// New tokens and all tokens of requests, decodes first.
 const LONG: [(usize, usize); 6] = [(1, 1100), (1, 64), (1, 513), (40, 300), (5, 530), (150, 150)];
+/// The same of decodes with drafts, whose last keys lie in a part that the first rows see nothing of.
+const LONG_DRAFTS: [(usize, usize); 5] = [(4, 258), (3, 67), (4, 131), (2, 300), (4, 99)];
 
 /// The kernels that a cell of latent attention needs.
 pub fn specs(info: &DeviceInfo, cell: &Cell) -> Result<Vec<KernelSpec>, AttentionError> {
@@ -47,16 +51,24 @@ pub fn specs(info: &DeviceInfo, cell: &Cell) -> Result<Vec<KernelSpec>, Attentio
     ])
 }
 
-/// Runs these requests in every n-th cell whose name holds `only`.
-fn requests(cx: &CudaExec, only: &str, every: usize, workspace: Option<usize>) -> Outcome {
+/// Runs requests in every n-th cell of a backend whose name holds `only`.
+fn requests(
+    cx: &CudaExec,
+    name: &str,
+    requests: &[(usize, usize)],
+    (only, every): (&str, usize),
+    workspace: Option<usize>,
+) -> Outcome {
     let backends = backends().map_err(text)?;
-    let backend = backends.iter().find(|b| b.rules().name == "CUDA_MLA");
-    let backend = backend.ok_or_else(|| "CUDA_MLA is not registered".to_owned())?;
+    let backend = backends.iter().find(|b| b.rules().name == name);
+    let backend = backend.ok_or_else(|| format!("{name} is not registered"))?;
+    let (major, minor) = cx.info().capability;
     let config = SuiteConfig {
         only: Some(only.into()),
-        requests: Some(LONG.to_vec()),
+        requests: Some(requests.to_vec()),
         every,
         backend_config: workspace.map(|n| serde_json::json!({ "workspace_tokens": n })),
+        compute_capability: Some(ComputeCapability(major, minor)),
         ..SuiteConfig::default()
     };
     let report = run_suite_with(&**backend, cx, &CudaMemory, &config);
@@ -67,12 +79,27 @@ fn requests(cx: &CudaExec, only: &str, every: usize, workspace: Option<usize>) -
 fn long(cx: &CudaExec) -> Outcome {
     let all =
         [("decode bfloat16 kv=auto d=576", 1), ("8+8/16/8", 1), ("latent=", 37), ("batch-invariant", 7)];
-    let said = all.into_iter().map(|(only, every)| requests(cx, only, every, None));
-    Ok(said.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    let said = all.into_iter().map(|which| requests(cx, "CUDA_MLA", &LONG, which, None));
+    let drafts = [requests(cx, "CUDA_MLA", &LONG_DRAFTS, ("drafts=3", 1), None)];
+    Ok(said.chain(drafts).collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn long_flashinfer(cx: &CudaExec) -> Outcome {
+    let name = "FLASHINFER_MLA";
+    if let Some(why) = without_modules(name)? {
+        return Ok(why);
+    }
+    let said = [
+        requests(cx, name, &LONG, ("heads=2/1", 3), None)?,
+        requests(cx, name, &LONG, ("heads=20/1", 5), None)?,
+        requests(cx, name, &LONG_DRAFTS, ("drafts=3", 1), None)?,
+        requests(cx, name, &LONG, ("mixed bfloat16", 7), Some(512))?,
+    ];
+    Ok(said.join("\n"))
 }
 
 fn small_workspace(cx: &CudaExec) -> Outcome {
     // Each merge rounds to the output's type: in bfloat16 not as often as a workspace of one block would have it.
-    let said = [256, 512].into_iter().map(|tokens| requests(cx, "latent=", 41, Some(tokens)));
-    Ok(said.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    let of = |tokens| requests(cx, "CUDA_MLA", &LONG, ("latent=", 41), Some(tokens));
+    Ok([256, 512].into_iter().map(of).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }

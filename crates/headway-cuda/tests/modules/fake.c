@@ -1,5 +1,6 @@
 /* A module as FlashInfer's are seen from outside: two functions that count their arguments, and an error object for
-   any other number. PLAN and RUN are the numbers; a negative one leaves the function out. */
+   any other number. PLAN and RUN are the numbers; a negative one leaves the function out. RUN_NAME is the second one's
+   symbol; with TUPLE the first returns an array in an array, as plans of latent attention do. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <stdio.h>
@@ -17,11 +18,21 @@ void* TVMFFIEnvGetStream(int32_t type, int32_t device);
 void IMPORTS(void);
 #endif
 
+#ifndef RUN_NAME
+#define RUN_NAME __tvm_ffi_paged_run
+#endif
+
 static int alive;
 int fake_alive(void) { return alive; }
 
 static void end(Object* object, int what) {
   if (what & 2) { free(object); alive -= 1; }
+}
+
+static void end_tuple(Object* object, int what) {
+  Object* inner = (Object*)(uintptr_t)((Array*)object)->items[0].payload;
+  if ((what & 1) && --inner->counts == 1ull << 32) end(inner, 3);
+  end(object, what);
 }
 
 static int raise(const char* kind, const char* format, int a, int b) {
@@ -51,13 +62,23 @@ int __tvm_ffi_plan(void* self, const Any* args, int32_t n, Any* result) {
   a->size = 2;
   a->items[0] = (Any){1, 0, args[0].payload};
   a->items[1] = (Any){1, 0, (uint64_t)(uintptr_t)TVMFFIEnvGetStream(2, 0)};
+#ifdef TUPLE
+  Array* list = a;
+  a = calloc(1, sizeof *a);
+  alive += 1;
+  a->object = (Object){.counts = 1 | (1ull << 32), .type_index = 71, .deleter = end_tuple};
+  a->data = a->items;
+  a->size = 2;
+  a->items[0] = (Any){71, 0, (uint64_t)(uintptr_t)list};
+  a->items[1] = (Any){1, 0, 48};
+#endif
   *result = (Any){71, 0, (uint64_t)(uintptr_t)a};
   return 0;
 }
 #endif
 #if RUN >= 0
-int __tvm_ffi_paged_run(void* self, const Any* args, int32_t n, Any* result) {
-  if (n != RUN) return raise("TypeError", "Mismatched number of arguments when calling: `paged_run(0: int)`. Expected %d but got %d arguments", RUN, n);
+int RUN_NAME(void* self, const Any* args, int32_t n, Any* result) {
+  if (n != RUN) return raise("TypeError", "Mismatched number of arguments when calling: `run(0: int)`. Expected %d but got %d arguments", RUN, n);
   return 0;
 }
 #endif

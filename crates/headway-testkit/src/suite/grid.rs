@@ -233,14 +233,17 @@ impl<'a> Axes<'a> {
     }
 }
 
-/// Heads and dimensions of latent attention: small, odd numbers of heads, without a rotary part, and a real model's.
-const LATENT: [(usize, [usize; 4]); 6] = [
+/// Heads and dimensions of latent attention: small, odd numbers of heads, without a rotary part, a real model's, and such
+/// latents with as many heads as large models have.
+const LATENT: [(usize, [usize; 4]); 8] = [
     (4, [32, 16, 48, 24]),
     (3, [8, 8, 24, 40]),
     (1, [64, 32, 32, 32]),
     (2, [16, 0, 64, 16]),
     (130, [8, 8, 16, 8]),
     (2, [128, 64, 512, 128]),
+    (20, [16, 64, 512, 16]),
+    (64, [8, 64, 512, 8]),
 ];
 
 /// The cells of latent attention: dtypes × cache dtypes, dimensions, blocks × layouts, drafts and batch invariance, each

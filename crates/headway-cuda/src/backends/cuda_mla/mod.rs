@@ -18,7 +18,7 @@
 //! Queries in the latent space and weighted latents are rounded to the activations' type in between.
 //!
 //! # Workspace
-//! [`Sizes`] is the one formula for what is allocated and reported. Prefills expand at most `workspace_tokens` tokens
+//! [`Sizes`], with [`LatentSizes`](super::latent::LatentSizes) in it, is the one formula for what is allocated and reported. Prefills expand at most `workspace_tokens` tokens
 //! at a time (setting of `[backend.CUDA_MLA]`); the default is as many as make 1 GiB of latents, keys and values, at
 //! least 64 and no more than a request or a step can have. Results of earlier passes are merged in the output's type, so
 //! that many passes cost precision.

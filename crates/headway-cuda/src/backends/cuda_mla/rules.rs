@@ -3,25 +3,18 @@
 use super::{CudaMlaBuilder, CudaMlaLayer};
 use crate::{
     CudaExec,
-    kernels::mla::{Dims, MAX_LATENT},
+    backends::latent::{LAYOUTS, refusal, workspace_tokens},
+    kernels::mla::MAX_LATENT,
 };
 use headway_attention::{
     AttentionBackend, GraphSupport, LayerNeed, Mla, Refusal, RuleBook,
-    group::kv::layout::KvCacheLayout,
-    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize, KindTag, LatentDims, SizeRange},
+    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize, KindTag, SizeRange},
 };
 use headway_tensor::DType;
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::Deserialize;
 
 /// The name of this backend.
 pub(super) const NAME: &str = "CUDA_MLA";
-/// Layouts whose pages are one region of memory: with one head the order of heads and tokens is the same.
-pub(super) const LAYOUTS: [KvCacheLayout; 4] =
-    [KvCacheLayout::LBNHC, KvCacheLayout::LBHNC, KvCacheLayout::BLNHC, KvCacheLayout::BLHNC];
-/// What runs of tokens in the prefills' workspace are aligned to.
-pub(super) const ALIGNMENT: usize = 16;
-/// Most tokens of the workspace that can be asked for.
-const MOST_WORKSPACE_TOKENS: usize = 1 << 20;
 
 /// Latent attention on NVIDIA devices. See the [folder](super).
 pub enum CudaMla {}
@@ -34,24 +27,6 @@ pub struct CudaMlaConfig {
     /// in the [folder](super).
     #[serde(deserialize_with = "workspace_tokens")]
     pub workspace_tokens: Option<usize>,
-}
-
-fn workspace_tokens<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
-    let tokens = i64::deserialize(d)?;
-    match usize::try_from(tokens) {
-        Ok(n) if (ALIGNMENT..=MOST_WORKSPACE_TOKENS).contains(&n) && n.is_multiple_of(ALIGNMENT) => {
-            Ok(Some(n))
-        }
-        _ => Err(D::Error::custom(format!(
-            "workspace_tokens = {tokens}: the workspace holds keys and values of a multiple of {ALIGNMENT} tokens, from \
-             {ALIGNMENT} to {MOST_WORKSPACE_TOKENS}; give such a number, or leave it out"
-        ))),
-    }
-}
-
-/// The sizes of a layer.
-pub(super) fn dims(heads: usize, l: &LatentDims) -> Dims {
-    Dims { heads, nope: l.qk_nope_head_dim, rope: l.qk_rope_head_dim, rank: l.kv_lora_rank, v: l.v_head_dim }
 }
 
 impl AttentionBackend for CudaMla {
@@ -91,12 +66,9 @@ impl AttentionBackend for CudaMla {
     }
 
     fn combination(need: &LayerNeed) -> Option<Refusal> {
-        let l = need.latent?;
-        if l.kv_lora_rank + l.qk_rope_head_dim != need.head_size {
-            return Some("a cache row other than kv_lora_rank + qk_rope_head_dim not supported".into());
-        }
-        if let Some(what) = dims(need.num_heads, &l).refusal() {
-            return Some(format!("{what} not supported").into());
+        need.latent?;
+        if let Some(refused) = refusal(need) {
+            return Some(refused);
         }
         let cache = need.kv_cache_dtype.as_ref()?.element(need.dtype)?;
         let eight_bits = matches!(cache, DType::F8E4M3 | DType::F8E5M2);

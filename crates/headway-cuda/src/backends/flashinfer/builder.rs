@@ -4,7 +4,7 @@
 use super::{FlashInferConfig, rules::NAME};
 use crate::{
     CudaExec,
-    backends::common::refuse,
+    backends::{common::refuse, modules::open},
     kernels::flashinfer::{PagedBatch, PagedShape, Plan, PlanInputs, PlanMemory, plan},
     modules::{Kind, Module, ModuleFolder, Want, installed, module_dtype},
 };
@@ -124,24 +124,6 @@ fn modules<'a>(
         prefills.push(first);
     }
     Ok((first, prefills))
-}
-
-/// Whether a module of this kind and form is there for the device.
-pub(super) fn is_built(cx: &CudaExec, want: Want<'_>) -> bool {
-    let arch = cx.info().arch().to_string();
-    installed().as_ref().is_ok_and(|folder| folder.find(&Want { arch: Some(&arch), ..want }).is_some())
-}
-
-/// Opens the module of a kind and form, as builder and layer do.
-pub(super) fn open(cx: &CudaExec, want: Want<'_>) -> Result<Arc<Module>> {
-    let folder =
-        installed().as_ref().map_err(|e| refuse(NAME, e.to_string(), "mend or remove that folder"))?;
-    let arch = cx.info().arch().to_string();
-    let want = Want { arch: Some(&arch), ..want };
-    let entry = folder.find(&want);
-    let entry =
-        entry.ok_or_else(|| refuse(NAME, format!("{} is not built", want.file()), &want.command()))?;
-    Ok(Module::open(folder, entry, Some(&arch)).map_err(crate::CudaError::from)?)
 }
 
 impl Half {
@@ -308,9 +290,9 @@ impl MetadataBuilder for FlashInferBuilder {
             installed().as_ref().map_err(|e| refuse(NAME, e.to_string(), "mend or remove that folder"))?;
         let (fa2, by) = modules(folder, want)
             .map_err(|w| refuse(NAME, format!("{} is not built", w.file()), &w.command()))?;
-        let fa2 = open(cx, fa2)?;
+        let fa2 = open(NAME, cx, fa2)?;
         let (reqs, tokens) = (group.max_num_reqs, group.max_num_tokens);
-        let prefills = by.into_iter().map(|w| Half::new(cx, open(cx, w)?, &shape, reqs, tokens));
+        let prefills = by.into_iter().map(|w| Half::new(cx, open(NAME, cx, w)?, &shape, reqs, tokens));
         let rows = decode_rows(group);
         let heads = PlanHeads {
             num_heads: shape.heads,

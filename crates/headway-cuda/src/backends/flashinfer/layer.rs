@@ -1,15 +1,12 @@
 //! Lifetime: the model, per layer. Class 3 of 3: a layer's numbers, and the calls of the kernels.
 
-use super::{
-    FlashInferConfig, FlashInferMetadata,
-    builder::{Part, is_built, open},
-    rules::NAME,
-};
+use super::{FlashInferConfig, FlashInferMetadata, builder::Part, rules::NAME};
 use crate::{
     CudaExec,
     backends::{
         common::{cache_layout, cache_memory, expect_dtype, positive, refuse},
         cuda_attn::LAYOUTS,
+        modules::{is_built, open},
     },
     kernels::{
         Kernel,
@@ -77,7 +74,7 @@ impl FlashInferLayer {
         if let Some(module) = self.fa2.get() {
             return Ok(module);
         }
-        let opened = open(cx, self.want(Kind::Fa2))?;
+        let opened = open(NAME, cx, self.want(Kind::Fa2))?;
         Ok(self.fa2.get_or_init(|| opened))
     }
 
@@ -85,7 +82,7 @@ impl FlashInferLayer {
     fn fa3(&self, cx: &CudaExec) -> Result<Option<&Module>> {
         if self.fa3.get().is_none() {
             let want = self.want(Kind::Fa3);
-            let opened = if is_built(cx, want) { Some(open(cx, want)?) } else { None };
+            let opened = if is_built(cx, want) { Some(open(NAME, cx, want)?) } else { None };
             self.fa3.get_or_init(|| opened);
         }
         Ok(self.fa3.get().and_then(Option::as_deref))

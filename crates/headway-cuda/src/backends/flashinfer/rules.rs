@@ -3,7 +3,7 @@
 use super::{FlashInferBuilder, FlashInferLayer};
 use crate::{
     CudaExec,
-    backends::cuda_attn::LAYOUTS,
+    backends::{cuda_attn::LAYOUTS, modules::not_built},
     compile::Arch,
     modules::{Kind, ModuleError, ModuleFolder, Want, build::HEAD_SIZES, installed, module_dtype},
 };
@@ -65,16 +65,12 @@ impl AttentionBackend for FlashInfer {
         {
             return Some(format!("kv_cache_dtype {kv} with {} activations not supported", need.dtype).into());
         }
-        not_built(installed(), need)
+        refused(installed(), need)
     }
 }
 
 /// Why no module serves a layer.
-fn not_built(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
-    let folder = match installed {
-        Ok(folder) => folder,
-        Err(e) => return Some(e.to_string().into()),
-    };
+fn refused(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
     let arch = need.compute_capability.map(|c| Arch::of((c.0, c.1)).to_string());
     let want = Want {
         kind: Kind::Fa2,
@@ -84,7 +80,7 @@ fn not_built(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) ->
         soft_cap: need.has_logit_soft_cap,
         arch: arch.as_deref(),
     };
-    folder.find(&want).is_none().then(|| format!("not built: run {}", want.command()).into())
+    not_built(installed, &[want])
 }
 
 #[cfg(test)]
@@ -124,7 +120,7 @@ mod tests {
             compute_capability: Some(ComputeCapability(9, 0)),
             ..LayerNeed::default()
         };
-        let says = |need: &LayerNeed| not_built(&folder, need).map(|r| r.to_string());
+        let says = |need: &LayerNeed| refused(&folder, need).map(|r| r.to_string());
         assert_eq!(says(&need), None);
         assert_eq!(
             says(&LayerNeed { head_size: 64, ..need.clone() }).as_deref(),
@@ -145,7 +141,7 @@ mod tests {
     fn a_manifest_that_is_none_is_a_refusal_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(MANIFEST), "{").unwrap();
-        let refused = not_built(&ModuleFolder::open(dir.path()), &LayerNeed::default()).unwrap();
+        let refused = refused(&ModuleFolder::open(dir.path()), &LayerNeed::default()).unwrap();
         assert!(refused.to_string().contains("manifest.json: not JSON"), "{refused}");
     }
 

@@ -101,7 +101,7 @@ pub struct LatentCache<'a> {
 
 impl LatentCache<'_> {
     /// Address of block 0, checked against the buffer.
-    fn addr(&self, cx: &CudaExec) -> Result<u64> {
+    pub(super) fn addr(&self, cx: &CudaExec) -> Result<u64> {
         if self.block_size == 0 || !self.block_size.is_multiple_of(16) {
             return Err(CudaError::Argument(format!(
                 "blocks of {} tokens, not of a multiple of 16",
@@ -119,7 +119,7 @@ impl LatentCache<'_> {
 }
 
 /// Address of memory of this device with room for so many bytes.
-fn room(cx: &CudaExec, what: &str, mem: &Arc<dyn DeviceMem>, bytes: usize) -> Result<u64> {
+pub(super) fn room(cx: &CudaExec, what: &str, mem: &Arc<dyn DeviceMem>, bytes: usize) -> Result<u64> {
     if mem.device() != cx.device() || mem.bytes() < bytes {
         return Err(CudaError::Argument(format!(
             "{what}: {} bytes on {}, {bytes} on {} are needed",

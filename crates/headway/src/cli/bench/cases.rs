@@ -2,6 +2,7 @@
 //! headway's own are embedded: `cases.json` for every device, `cases-cuda.json` for CUDA devices too.
 
 use super::super::CliError;
+use headway_attention::process::rules::LatentDims;
 use serde::Deserialize;
 use std::path::Path;
 
@@ -61,6 +62,18 @@ pub struct Latent {
     pub rank: usize,
     /// Of a value head.
     pub v: usize,
+}
+
+impl From<Latent> for LatentDims {
+    fn from(l: Latent) -> Self {
+        Self {
+            qk_nope_head_dim: l.nope,
+            qk_rope_head_dim: l.rope,
+            kv_lora_rank: l.rank,
+            v_head_dim: l.v,
+            index_topk: None,
+        }
+    }
 }
 
 /// What a case does.

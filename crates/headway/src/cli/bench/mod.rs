@@ -140,11 +140,21 @@ fn of_kind(
     kind: KindTag,
     layers: &[LayerNeed],
 ) -> Option<Arc<dyn DynBackend>> {
-    let fits = |b: &&Arc<dyn DynBackend>| {
+    all_of_kind(registry, platform, kind, layers).next()
+}
+
+/// A platform's backends of a kind that take these layers, most preferred first.
+fn all_of_kind<'a>(
+    registry: &'a Registry,
+    platform: &'a str,
+    kind: KindTag,
+    layers: &'a [LayerNeed],
+) -> impl Iterator<Item = Arc<dyn DynBackend>> + 'a {
+    let fits = move |b: &&Arc<dyn DynBackend>| {
         let here = b.rules().platform == platform && b.rules().kind == kind;
         here && layers.iter().all(|need| b.combination(need).is_none())
     };
-    registry.iter().find(fits).cloned()
+    registry.iter().filter(fits).cloned()
 }
 
 fn show(line: &(impl Serialize + Display), json: bool) -> Result<(), CliError> {

@@ -61,8 +61,8 @@ impl<'a> Prepared<'a> {
 
 /// A layer with its cache, and metadata for each table that the calls rotate through.
 struct Fixture {
-    /// Where a builder's buffers hold a step's pages, each table has a builder of its own. Latent attention shares one:
-    /// its workspaces are large, and its metadata names the table itself.
+    /// A builder's buffers may hold a step's pages, so that each table has a builder of its own. Prefills of latent
+    /// attention share one: their workspaces are large, and what they gather by is the table itself.
     _builders: Vec<AttentionGroup>,
     layer: LayerKernel,
     handle: KvHandle,
@@ -134,7 +134,13 @@ impl Fixture {
             // Otherwise keys and values of the new tokens lie in the cache already.
             shared: !write,
         };
-        let config = s.backend.parse_config(None)?;
+        let decodes = h.latent.is_some() && case.kind == Kind::Decode;
+        let config = match decodes {
+            // As many workspaces as tables, and no prefill: the smallest, where the backend has the setting.
+            true => s.backend.parse_config(Some(&serde_json::json!({ "workspace_tokens": 16 }))),
+            false => s.backend.parse_config(None),
+        };
+        let config = config.or_else(|_| s.backend.parse_config(None))?;
         let builder = || AttentionGroup::new(&**s.backend, ops, 0, info.clone(), &config, 1, None);
         let mut builders = vec![builder()?];
         let captured = can_be_captured(builders[0].plan().graph_support, case.kind);
@@ -143,7 +149,7 @@ impl Fixture {
             if write {
                 slots.push(view(ops, &write_slots(case.tokens, table, block_size))?);
             } else {
-                if builders.len() == entries.len() && h.latent.is_none() {
+                if builders.len() == entries.len() && (h.latent.is_none() || decodes) {
                     builders.push(builder()?);
                 }
                 let last = builders.len() - 1;

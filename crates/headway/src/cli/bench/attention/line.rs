@@ -85,7 +85,7 @@ pub fn short(dtype: DType) -> &'static str {
 /// The table's first line.
 pub fn head() -> String {
     format!(
-        "{:<22} {:>9} {:>5} {:>5} {:>3} {:>10} {:>10} {:>10} {:>8} {:>8} {:>8} {:>6}",
+        "{:<22} {:>9} {:>5} {:>5} {:>3} {:>10} {:>10} {:>10} {:>8} {:>8} {:>8} {:>6}  backend",
         "case",
         "heads",
         "dtype",
@@ -118,8 +118,9 @@ impl std::fmt::Display for Line {
             self.gflops
         )?;
         match (self.ceiling, self.share_of_ceiling) {
-            (Some(c), Some(s)) => write!(f, " {c:>8.1} {:>5.0}%", s * 100.0),
-            _ => write!(f, " {:>8} {:>6}", "-", "-"),
+            (Some(c), Some(s)) => write!(f, " {c:>8.1} {:>5.0}%", s * 100.0)?,
+            _ => write!(f, " {:>8} {:>6}", "-", "-")?,
         }
+        write!(f, "  {}", self.backend)
     }
 }

@@ -8,11 +8,11 @@ mod tables;
 
 use super::{
     super::{CliError, parse},
-    backend,
+    all_of_kind, backend,
     cases::{Case, CaseFile, Heads},
     cpu,
     meter::{self, Ceilings, Meter, Pool},
-    of_kind, progress, show,
+    progress, show,
 };
 use clap::Args;
 use headway_attention::{DynBackend, KindTag, LayerNeed, Registry, group::kv::layout::KvCacheLayout};
@@ -79,7 +79,7 @@ struct Bench<'a> {
     /// `cpu` or `cuda`.
     platform: &'static str,
     file: CaseFile,
-    /// The one that was named, or the device's first of each kind: for softmax attention, for latent attention.
+    /// The one that was named; or the device's first for softmax attention, and all that it has for latent attention.
     backends: Vec<(Arc<dyn DynBackend>, KvCacheLayout)>,
 }
 
@@ -161,15 +161,17 @@ impl<'a> Bench<'a> {
             platform: platform.into(),
             head_size: heads.head_size,
             head_size_v: heads.head_size,
+            num_heads: heads.num_heads,
+            latent: heads.latent.map(Into::into),
             dtype,
             ..LayerNeed::default()
         };
         let of_heads = |heads| dtypes.iter().map(move |&dtype| layer(heads, dtype));
-        let plain = file.heads.iter().filter(|h| h.latent.is_none());
-        let layers: Vec<_> = plain.flat_map(of_heads).collect();
-        let mut backends = vec![backend(args.backend.as_deref(), registry, platform, &layers)?];
+        let (latent, plain): (Vec<_>, Vec<_>) = file.heads.iter().partition(|h| h.latent.is_some());
+        let layers = |heads: Vec<_>| heads.into_iter().flat_map(of_heads).collect::<Vec<_>>();
+        let mut backends = vec![backend(args.backend.as_deref(), registry, platform, &layers(plain))?];
         if args.backend.is_none() {
-            backends.extend(of_kind(registry, platform, KindTag::Mla, &[]));
+            backends.extend(all_of_kind(registry, platform, KindTag::Mla, &layers(latent)));
         }
         let asked = decide::layout(args.kv_layout.as_deref())?;
         let with_layout = |backend: Arc<dyn DynBackend>| {
@@ -191,10 +193,10 @@ impl<'a> Bench<'a> {
         Ok(Self { args, platform, file, backends })
     }
 
-    /// Who computes these heads: a backend that was named, whatever it is, or the device's first of their kind.
-    fn backend(&self, heads: &Heads) -> Option<&(Arc<dyn DynBackend>, KvCacheLayout)> {
+    /// Who computes these heads.
+    fn backends(&self, heads: &Heads) -> impl Iterator<Item = &(Arc<dyn DynBackend>, KvCacheLayout)> {
         let kind = if heads.latent.is_some() { KindTag::Mla } else { KindTag::Standard };
-        self.backends.iter().find(|(b, _)| b.rules().kind == kind)
+        self.backends.iter().filter(move |(b, _)| b.rules().kind == kind)
     }
 
     /// What matches.
@@ -207,13 +209,13 @@ impl<'a> Bench<'a> {
         };
         let mut runs = vec![];
         for heads in &file.heads {
-            let Some((backend, layout)) = self.backend(heads) else { continue };
             for &dtype in &dtypes {
                 for &block_size in &sizes {
-                    let cases = file.cases.iter().filter(|c| c.latent == heads.latent.is_some());
-                    let of_case =
-                        cases.map(|case| Run { backend, layout: *layout, heads, dtype, block_size, case });
-                    runs.extend(of_case.filter(|run| a.filter.is_match(&run.name())));
+                    for case in file.cases.iter().filter(|c| c.latent == heads.latent.is_some()) {
+                        let of = |(backend, layout)| Run { backend, layout, heads, dtype, block_size, case };
+                        let all = self.backends(heads).map(|(backend, layout)| of((backend, *layout)));
+                        runs.extend(all.filter(|run| a.filter.is_match(&run.name())));
+                    }
                 }
             }
         }

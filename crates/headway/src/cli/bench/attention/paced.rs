@@ -41,7 +41,7 @@ pub fn run(bench: &Bench<'_>) -> Result<(), CliError> {
                 let (case, heads, dtype) = find(&bench.file, &name)?;
                 let none =
                     || CliError::Usage(format!("standard input: {name:?}: no backend for these heads"));
-                let &(ref backend, layout) = bench.backend(heads).ok_or_else(none)?;
+                let &(ref backend, layout) = bench.backends(heads).next().ok_or_else(none)?;
                 let run = Run { backend, layout, heads, dtype, block_size, case };
                 let setup = bench.setup(&run, &device, &*meter, &ceilings);
                 Prepared::new(setup, case, &pool)?

@@ -61,13 +61,7 @@ impl Setup<'_> {
 
     /// Dimensions of latent attention, as the contract has them.
     pub fn latent(&self) -> Option<LatentDims> {
-        self.heads.latent.map(|l| LatentDims {
-            qk_nope_head_dim: l.nope,
-            qk_rope_head_dim: l.rope,
-            kv_lora_rank: l.rank,
-            v_head_dim: l.v,
-            index_topk: None,
-        })
+        self.heads.latent.map(Into::into)
     }
 
     /// The block size and every reason against the backend for this layer.

@@ -1,14 +1,14 @@
-//! FlashInfer's paged attention: a plan made once for all layers of a group, and runs of it. The functions and the order
-//! of their arguments are those of [`crate::modules::FLASHINFER`].
+//! Paged attention over keys and values: a plan made once for all layers of a group, and runs of it.
 
-use super::{cache::CacheLayout, elements::heads};
+use super::{Plan, PlanMemory, TABLES, bytes_of, check_requests, ordinal, stream};
 use crate::{
     CudaExec,
-    device::{CudaError, Doing, Pinned, Result},
-    modules::{Arg, Kind, Module, Returned, TensorArg},
+    device::{CudaError, Doing, Result},
+    kernels::{cache::CacheLayout, elements::heads},
+    modules::{Arg, Kind, Module, TensorArg},
 };
 use headway_tensor::{DType, Exec, Tensor, TensorMut, TensorRef, View};
-use std::{ffi::c_void, sync::Arc};
+use std::sync::Arc;
 
 /// Rows and query heads of a group that a block takes at most, in fa2.
 const MOST_ROWS: usize = 128;
@@ -16,9 +16,6 @@ const MOST_ROWS: usize = 128;
 const FEWEST_ROWS: usize = 16;
 /// Rows that a block takes in fa3, at heads of 64 and at others.
 const HOPPER_ROWS: [usize; 2] = [192, 128];
-/// Tables of a plan begin at multiples of so many bytes; there are fewer than so many.
-const TABLES: usize = 16 * 16;
-
 /// The heads of a group, and its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagedShape {
@@ -59,24 +56,6 @@ impl PagedShape {
     }
 }
 
-/// The memory of a plan: its tables on the device, and where they are written on the host.
-#[derive(Debug)]
-pub struct PlanMemory {
-    tables: Arc<Tensor>,
-    staging: Pinned,
-}
-
-impl PlanMemory {
-    /// For tables of so many bytes.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn new(cx: &CudaExec, bytes: usize) -> Result<Self> {
-        let tables = Arc::new(Tensor::zeros(cx, DType::U8, &[bytes])?);
-        Ok(Self { tables, staging: Pinned::new(cx, bytes)? })
-    }
-}
-
 /// A batch to plan, on the host.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInputs<'a> {
@@ -94,37 +73,6 @@ pub struct PlanInputs<'a> {
     pub decode_graph: bool,
 }
 
-/// A plan: what runs are called with.
-#[derive(Debug)]
-pub struct Plan {
-    returned: Returned,
-    numbers: Vec<i64>,
-    tables: TensorArg,
-    floats: TensorArg,
-    // What the two name.
-    _memory: [Arc<Tensor>; 2],
-}
-
-impl Plan {
-    /// Launch scalars and places in the memory, for telling two plans apart.
-    pub fn numbers(&self) -> (&[i64], u64, u64) {
-        (&self.numbers, self.tables.addr(), self.floats.addr())
-    }
-}
-
-fn ordinal(cx: &CudaExec) -> u32 {
-    cx.device().index
-}
-
-fn stream(cx: &CudaExec) -> *mut c_void {
-    cx.stream().cu_stream().cast()
-}
-
-fn bytes_of(cx: &CudaExec, x: &Tensor) -> Result<TensorArg> {
-    let addr = x.view().device_addr().ok_or_else(|| CudaError::Argument("a workspace on the host".into()))?;
-    Ok(TensorArg::row(ordinal(cx), addr, DType::U8, x.bytes()))
-}
-
 /// Plans a batch and queues the copy of its tables. `memory` keeps them for the plan's runs: the next plan in it
 /// must come behind those in the stream.
 ///
@@ -140,26 +88,7 @@ pub fn plan(
 ) -> Result<Plan> {
     cx.not_recording("a plan")?;
     let reqs = x.seq_lens.len();
-    let rises = |v: &[i32]| v.len() == reqs + 1 && v[0] >= 0 && v.windows(2).all(|w| w[0] <= w[1]);
-    if reqs == 0 || !rises(x.query_start_loc) || !rises(x.page_indptr) || x.query_start_loc[0] != 0 {
-        return Err(CudaError::Argument(format!(
-            "a plan for {reqs} requests with {} bounds of tokens and {} of pages",
-            x.query_start_loc.len(),
-            x.page_indptr.len()
-        )));
-    }
-    let ends = x.page_indptr.windows(2).zip(x.seq_lens);
-    let fits = |(w, &len): (&[i32], &i32)| {
-        len >= 0 && (w[1] - w[0]) as usize == (len as usize).div_ceil(shape.page_size)
-    };
-    if let Some(i) = ends.into_iter().position(|e| !fits(e)) {
-        return Err(CudaError::Argument(format!(
-            "request {i} of {} tokens has {} pages of {}",
-            x.seq_lens[i],
-            x.page_indptr[i + 1] - x.page_indptr[i],
-            shape.page_size
-        )));
-    }
+    check_requests((x.query_start_loc, x.page_indptr, x.seq_lens), shape.page_size)?;
     let rows = x.query_start_loc[reqs] as i64;
     let kept = [Arc::clone(&memory.tables), Arc::clone(floats)];
     let (tables, floats) = (bytes_of(cx, &memory.tables)?, bytes_of(cx, floats)?);

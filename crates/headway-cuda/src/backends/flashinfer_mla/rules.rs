@@ -1,0 +1,193 @@
+//! Lifetime: process. Class 1 of 3: the rule book of `FLASHINFER_MLA`, which modules a layer needs, and its settings.
+
+use super::{FlashInferMlaBuilder, FlashInferMlaLayer};
+use crate::{
+    CudaExec,
+    backends::{
+        latent::{LAYOUTS, refusal, workspace_tokens},
+        modules::not_built,
+    },
+    compile::Arch,
+    kernels::flashinfer::divides_tiles,
+    modules::{Kind, ModuleError, ModuleFolder, Want, installed, module_dtype},
+};
+use headway_attention::{
+    AttentionBackend, GraphSupport, LayerNeed, Mla, Refusal, RuleBook,
+    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize, KindTag, SizeRange},
+};
+use headway_tensor::DType;
+use serde::Deserialize;
+
+/// The name of this backend.
+pub(super) const NAME: &str = "FLASHINFER_MLA";
+/// Width of the latents, and of what of a row is rotated: all that modules are compiled for.
+pub(super) const LATENT: (usize, usize) = (512, 64);
+
+/// Latent attention by FlashInfer's kernels. See the [folder](super).
+pub enum FlashInferMla {}
+
+/// The backend's configuration table.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields)]
+pub struct FlashInferMlaConfig {
+    /// As [`CudaMlaConfig::workspace_tokens`](crate::backends::cuda_mla::CudaMlaConfig::workspace_tokens).
+    #[serde(deserialize_with = "workspace_tokens")]
+    pub workspace_tokens: Option<usize>,
+}
+
+/// A module of a kind.
+pub(super) fn want(kind: Kind, dtype: &str) -> Want<'_> {
+    Want { kind, dtype, head_size: LATENT.0, sliding_window: false, soft_cap: false, arch: None }
+}
+
+impl AttentionBackend for FlashInferMla {
+    const CONTRACT: u32 = 1;
+    type Exec = CudaExec;
+    type Kind = Mla;
+    type Config = FlashInferMlaConfig;
+    type Builder = FlashInferMlaBuilder;
+    type Impl = FlashInferMlaLayer;
+
+    fn rules() -> RuleBook {
+        RuleBook {
+            name: NAME.into(),
+            kind: KindTag::Mla,
+            platform: "cuda".into(),
+            dtypes: vec![DType::BF16, DType::F16],
+            kv_cache_dtypes: ["auto", "bfloat16", "float16"].map(Into::into).into(),
+            head_sizes: vec![SizeRange::exactly(LATENT.0 + LATENT.1)],
+            kernel_block_sizes: vec![KernelBlockSize::MultipleOf(16)],
+            preferred_block_size: Some(16),
+            kv_cache_layouts: LAYOUTS.to_vec(),
+            compute_capabilities: Some(vec![CapabilityRange {
+                from: Some(ComputeCapability(8, 0)),
+                to: None,
+            }]),
+            supports_sliding_window: false,
+            supports_logit_soft_cap: false,
+            supports_alibi: false,
+            supports_kv_connector: false,
+            reorder_batch_threshold: Some(1),
+            graph_support: GraphSupport::UniformBatch,
+            ..RuleBook::default()
+        }
+    }
+
+    fn combination(need: &LayerNeed) -> Option<Refusal> {
+        refused(installed(), need)
+    }
+}
+
+/// Why a layer is refused that each rule by itself would take.
+fn refused(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
+    if let Some(refused) = refusal(need) {
+        return Some(refused);
+    }
+    if let Some(l) = &need.latent
+        && (l.kv_lora_rank, l.qk_rope_head_dim) != LATENT
+    {
+        return Some(
+            format!(
+                "latents of {} + {} not supported (FlashInfer's are of 512 + 64)",
+                l.kv_lora_rank, l.qk_rope_head_dim
+            )
+            .into(),
+        );
+    }
+    if let Some(kv) = &need.kv_cache_dtype
+        && kv.element(need.dtype).is_some_and(|cache| cache != need.dtype)
+    {
+        return Some(format!("kv_cache_dtype {kv} with {} activations not supported", need.dtype).into());
+    }
+    if need.num_speculative_tokens > 0 && !divides_tiles(need.num_heads) {
+        return Some(
+            format!("drafts with {} heads not supported (1, 2, 4, … 128 are)", need.num_heads).into(),
+        );
+    }
+    let arch = need.compute_capability.map(|c| Arch::of((c.0, c.1)).to_string());
+    let dtype = module_dtype(need.dtype)?;
+    let of = |kind| Want { arch: arch.as_deref(), ..want(kind, dtype) };
+    not_built(installed, &[of(Kind::MlaFa3), of(Kind::MlaFa2)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modules::{Entry, FLASHINFER, MANIFEST, Manifest, Mask, RECIPE};
+    use headway_attention::process::rules::LatentDims;
+
+    fn folder(kind: Kind) -> (tempfile::TempDir, Result<ModuleFolder, ModuleError>) {
+        let entry = Entry {
+            file: "a.so".into(),
+            kind,
+            dtype: "bfloat16".into(),
+            head_size: 512,
+            sliding_window: false,
+            soft_cap: false,
+            masks: vec![Mask::None, Mask::Causal],
+            arch: "sm_90a".into(),
+            flashinfer: FLASHINFER.into(),
+            recipe: RECIPE,
+            nvcc: "13.0.88".into(),
+            bytes: 1,
+            sha256: String::new(),
+            functions: Default::default(),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = Manifest { modules: vec![entry], ..Manifest::default() };
+        std::fs::write(dir.path().join(MANIFEST), manifest.write()).unwrap();
+        let folder = ModuleFolder::open(dir.path());
+        (dir, folder)
+    }
+
+    fn need(heads: usize, rank: usize, rope: usize) -> LayerNeed {
+        LayerNeed {
+            platform: "cuda".into(),
+            compute_capability: Some(ComputeCapability(9, 0)),
+            kind: KindTag::Mla,
+            num_heads: heads,
+            head_size: rank + rope,
+            latent: Some(LatentDims {
+                qk_nope_head_dim: 128,
+                qk_rope_head_dim: rope,
+                kv_lora_rank: rank,
+                v_head_dim: 128,
+                index_topk: None,
+            }),
+            ..LayerNeed::default()
+        }
+    }
+
+    #[test]
+    fn either_kind_of_module_serves_and_without_one_the_command_is_named() {
+        for kind in [Kind::MlaFa2, Kind::MlaFa3] {
+            let (_dir, there) = folder(kind);
+            assert_eq!(refused(&there, &need(20, 512, 64)), None);
+            let other = LayerNeed { dtype: DType::F16, ..need(16, 512, 64) };
+            assert_eq!(
+                refused(&there, &other).unwrap().to_string(),
+                "not built: run headway kernels build flashinfer --mla --dtype float16 --arch sm_90a"
+            );
+            let other = LayerNeed { compute_capability: Some(ComputeCapability(8, 0)), ..need(16, 512, 64) };
+            assert!(
+                refused(&there, &other).unwrap().to_string().ends_with("--mla --dtype bfloat16 --arch sm_80")
+            );
+        }
+        let (_dir, paged) = folder(Kind::Fa2);
+        assert!(refused(&paged, &need(16, 512, 64)).unwrap().to_string().contains("not built: run"));
+    }
+
+    #[test]
+    fn what_the_kernels_are_not_for_is_refused_with_the_reason() {
+        let (_dir, there) = folder(Kind::MlaFa3);
+        let says = |need: LayerNeed| refused(&there, &need).unwrap().to_string();
+        assert!(says(need(4, 48, 16)).contains("latents of 48 + 16"));
+        assert!(says(need(4, 448, 128)).contains("512 + 64"));
+        let drafts = LayerNeed { num_speculative_tokens: 2, ..need(20, 512, 64) };
+        assert!(says(drafts).contains("drafts with 20 heads"));
+        let drafts = LayerNeed { num_speculative_tokens: 2, ..need(16, 512, 64) };
+        assert_eq!(refused(&there, &drafts), None);
+        let fp8 = LayerNeed { kv_cache_dtype: Some("fp8".into()), ..need(16, 512, 64) };
+        assert!(says(fp8).contains("kv_cache_dtype fp8"));
+    }
+}

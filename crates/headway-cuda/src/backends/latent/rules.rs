@@ -1,0 +1,43 @@
+//! Lifetime: process. What rule books of latent attention share, and the setting of the prefills' workspace.
+
+use crate::kernels::mla::Dims;
+use headway_attention::{LayerNeed, Refusal, group::kv::layout::KvCacheLayout, process::rules::LatentDims};
+use serde::{Deserialize, Deserializer, de::Error};
+
+/// Layouts whose pages are one region of memory: with one head the order of heads and tokens is the same.
+pub(in crate::backends) const LAYOUTS: [KvCacheLayout; 4] =
+    [KvCacheLayout::LBNHC, KvCacheLayout::LBHNC, KvCacheLayout::BLNHC, KvCacheLayout::BLHNC];
+/// What runs of tokens in the prefills' workspace are aligned to.
+pub(super) const ALIGNMENT: usize = 16;
+/// Most tokens of the workspace that can be asked for.
+const MOST_WORKSPACE_TOKENS: usize = 1 << 20;
+
+/// The setting `workspace_tokens`: a multiple of 16 up to 1,048,576.
+pub(in crate::backends) fn workspace_tokens<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<usize>, D::Error> {
+    let tokens = i64::deserialize(d)?;
+    match usize::try_from(tokens) {
+        Ok(n) if (ALIGNMENT..=MOST_WORKSPACE_TOKENS).contains(&n) && n.is_multiple_of(ALIGNMENT) => {
+            Ok(Some(n))
+        }
+        _ => Err(D::Error::custom(format!(
+            "workspace_tokens = {tokens}: the workspace holds keys and values of a multiple of {ALIGNMENT} tokens, from \
+             {ALIGNMENT} to {MOST_WORKSPACE_TOKENS}; give such a number, or leave it out"
+        ))),
+    }
+}
+
+/// The sizes of a layer.
+pub(super) fn dims(heads: usize, l: &LatentDims) -> Dims {
+    Dims { heads, nope: l.qk_nope_head_dim, rope: l.qk_rope_head_dim, rank: l.kv_lora_rank, v: l.v_head_dim }
+}
+
+/// Why the kernels around a decode don't take a layer.
+pub(in crate::backends) fn refusal(need: &LayerNeed) -> Option<Refusal> {
+    let l = need.latent?;
+    if l.kv_lora_rank + l.qk_rope_head_dim != need.head_size {
+        return Some("a cache row other than kv_lora_rank + qk_rope_head_dim not supported".into());
+    }
+    dims(need.num_heads, &l).refusal().map(|what| format!("{what} not supported").into())
+}

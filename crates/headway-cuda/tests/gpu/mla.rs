@@ -77,8 +77,12 @@ fn requests(
 }
 
 fn long(cx: &CudaExec) -> Outcome {
-    let all =
-        [("decode bfloat16 kv=auto d=576", 1), ("8+8/16/8", 1), ("latent=", 37), ("batch-invariant", 7)];
+    let all = [
+        ("decode bfloat16 kv=auto d=576/576 heads=2", 1),
+        ("8+8/16/8", 1),
+        ("latent=", 37),
+        ("batch-invariant", 7),
+    ];
     let said = all.into_iter().map(|which| requests(cx, "CUDA_MLA", &LONG, which, None));
     let drafts = [requests(cx, "CUDA_MLA", &LONG_DRAFTS, ("drafts=3", 1), None)];
     Ok(said.chain(drafts).collect::<Result<Vec<_>, _>>()?.join("\n"))
@@ -90,10 +94,10 @@ fn long_flashinfer(cx: &CudaExec) -> Outcome {
         return Ok(why);
     }
     let said = [
-        requests(cx, name, &LONG, ("heads=2/1", 3), None)?,
-        requests(cx, name, &LONG, ("heads=20/1", 5), None)?,
+        requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=2/1 block=48/48", 1), None)?,
+        requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=20/1 block=16/16", 1), None)?,
         requests(cx, name, &LONG_DRAFTS, ("drafts=3", 1), None)?,
-        requests(cx, name, &LONG, ("mixed bfloat16", 7), Some(512))?,
+        requests(cx, name, &LONG, ("mixed bfloat16 kv=auto d=576/576 heads=2/1 block=32/16", 1), Some(512))?,
     ];
     Ok(said.join("\n"))
 }

@@ -242,8 +242,8 @@ const LATENT: [(usize, [usize; 4]); 8] = [
     (2, [16, 0, 64, 16]),
     (130, [8, 8, 16, 8]),
     (2, [128, 64, 512, 128]),
-    (20, [16, 64, 512, 16]),
     (64, [8, 64, 512, 8]),
+    (20, [16, 64, 512, 16]),
 ];
 
 /// The cells of latent attention: dtypes × cache dtypes, dimensions, blocks × layouts, drafts and batch invariance, each

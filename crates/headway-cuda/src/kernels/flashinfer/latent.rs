@@ -197,7 +197,7 @@ pub fn run_latent(
         return wrong("a page list that is not on the step's device".into());
     }
     let page = cache.block_stride / size;
-    if u32::try_from(page).is_err() || cache.block_stride % 16 != 0 {
+    if u32::try_from(page).is_err() || !cache.block_stride.is_multiple_of(16) {
         return wrong(format!(
             "blocks {} bytes apart: FlashInfer counts elements in 32 bits and reads 16 bytes at once",
             cache.block_stride

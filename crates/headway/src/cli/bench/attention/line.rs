@@ -85,7 +85,7 @@ pub fn short(dtype: DType) -> &'static str {
 /// The table's first line.
 pub fn head() -> String {
     format!(
-        "{:<22} {:>9} {:>5} {:>5} {:>3} {:>10} {:>10} {:>10} {:>8} {:>8} {:>8} {:>6}  backend",
+        "{:<22} {:>9} {:>5} {:>5} {:>3} {:>10} {:>10} {:>10} {:>8} {:>8} {:>8} {:>6} {:>14}",
         "case",
         "heads",
         "dtype",
@@ -97,7 +97,8 @@ pub fn head() -> String {
         "GB/s",
         "GFLOP/s",
         "ceiling",
-        "share"
+        "share",
+        "backend"
     )
 }
 
@@ -121,6 +122,6 @@ impl std::fmt::Display for Line {
             (Some(c), Some(s)) => write!(f, " {c:>8.1} {:>5.0}%", s * 100.0)?,
             _ => write!(f, " {:>8} {:>6}", "-", "-")?,
         }
-        write!(f, "  {}", self.backend)
+        write!(f, " {:>14}", self.backend)
     }
 }

@@ -71,6 +71,10 @@ impl AttentionBackend for FlashInfer {
 
 /// Why no module serves a layer.
 fn refused(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
+    if need.latent.is_some() {
+        // Refused by its kind; no module would help.
+        return None;
+    }
     let arch = need.compute_capability.map(|c| Arch::of((c.0, c.1)).to_string());
     let want = Want {
         kind: Kind::Fa2,

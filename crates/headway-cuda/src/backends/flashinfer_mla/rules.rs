@@ -80,12 +80,12 @@ impl AttentionBackend for FlashInferMla {
 
 /// Why a layer is refused that each rule by itself would take.
 fn refused(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
+    // Other layers are refused by their kind; no module would help.
+    let l = need.latent.as_ref()?;
     if let Some(refused) = refusal(need) {
         return Some(refused);
     }
-    if let Some(l) = &need.latent
-        && (l.kv_lora_rank, l.qk_rope_head_dim) != LATENT
-    {
+    if (l.kv_lora_rank, l.qk_rope_head_dim) != LATENT {
         return Some(
             format!(
                 "latents of {} + {} not supported (FlashInfer's are of 512 + 64)",
@@ -187,6 +187,10 @@ mod tests {
         assert!(says(drafts).contains("drafts with 20 heads"));
         let drafts = LayerNeed { num_speculative_tokens: 2, ..need(16, 512, 64) };
         assert_eq!(refused(&there, &drafts), None);
+        assert_eq!(
+            refused(&there, &LayerNeed { latent: None, dtype: DType::F16, ..need(16, 512, 64) }),
+            None
+        );
         let fp8 = LayerNeed { kv_cache_dtype: Some("fp8".into()), ..need(16, 512, 64) };
         assert!(says(fp8).contains("kv_cache_dtype fp8"));
     }

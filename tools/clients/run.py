@@ -41,9 +41,9 @@ def main() -> None:
         raise SystemExit(f"--only {wrong[0]}: one of {', '.join(KINDS)} is needed")
     failed = []
 
-    def tell(kind: str, command: list[str]) -> None:
+    def tell(kind: str, command: list[str], folder: pathlib.Path = servers.ROOT) -> None:
         print(f"== {kind}", flush=True)
-        if subprocess.run(command, cwd=servers.ROOT).returncode != 0:
+        if subprocess.run(command, cwd=folder).returncode != 0:
             failed.append(kind)
 
     with servers.running(a.model, "--served-model-name", "model", "--log-level", "warn", "--max-model-len", "2048") as s:
@@ -61,7 +61,7 @@ def main() -> None:
     if "fuzz" in kinds:
         # Answers are short, so that thousands of requests end soon.
         with servers.running(a.model, "--served-model-name", "model", "--log-level", "error", "--max-model-len", "256") as s:
-            tell("fuzz", fuzz(s.url))
+            tell("fuzz", fuzz(s.url), servers.ROOT / "target")  # it keeps its findings in the folder it runs in
     if "faults" in kinds:
         tell("faults", [sys.executable, str(HERE / "faults.py"), a.model])
     print("failed: " + ", ".join(failed) if failed else "all fine")

@@ -2,14 +2,16 @@
 //! at and between the captured ones. With `--batch-invariant` every logit is the same bit for bit; without it the same
 //! tokens are chosen up to the first close choice.
 //!
-//! `graph_equality cuda:0 [MODEL]…`; without names some of the project's tiny models. Where that device is not there the cases are listed as not run.
+//! `graph_equality cuda:0 [MODEL]…`: tiny models of the project by name, others by path; without names some of the tiny ones.
+//! `HEADWAY_LOAD_FORMAT=dummy` gives a path's configuration random weights. Where that device is not there the cases are listed as not run.
 //! `HEADWAY_ATTENTION_BACKEND` names the backend, as it does for `headway`; the cases that it refuses are listed as refused.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use headway_engine::{
-    Engine, EngineOptions, Event, GenerateRequest, LlmEngine, kv::RequestId, sampling::SamplingParams,
+    Engine, EngineOptions, Event, GenerateRequest, LlmEngine, kv::RequestId, options::LoadFormat,
+    sampling::SamplingParams,
 };
 use headway_testkit::testdata;
 use std::{
@@ -70,6 +72,11 @@ fn run(device: &str, dir: &Path, mode: &str, way: &Way) -> Result<Run, String> {
         device: Some(device.into()),
         attention_backend: std::env::var("HEADWAY_ATTENTION_BACKEND").ok(),
         graph_mode: Some(mode.into()),
+        load_format: match std::env::var("HEADWAY_LOAD_FORMAT").as_deref() {
+            Ok("dummy") => LoadFormat::Dummy,
+            Ok(other) => return Err(format!("HEADWAY_LOAD_FORMAT={other}: dummy, or nothing")),
+            Err(_) => LoadFormat::Auto,
+        },
         batch_invariant: way.batch_invariant,
         max_num_batched_tokens: Some(64),
         max_num_seqs: Some(9),
@@ -230,7 +237,10 @@ fn main() -> ExitCode {
                     println!("not run  {name}: {e}");
                     continue;
                 }
-                let dir = testdata::model_dir(model).map_err(|e| e.to_string());
+                let dir = match Path::new(model) {
+                    path if path.exists() => Ok(path.to_owned()),
+                    _ => testdata::model_dir(model).map_err(|e| e.to_string()),
+                };
                 match dir.and_then(|d| case(&device, &d, &way)) {
                     Ok(text) => println!("passed   {name}: {text}"),
                     Err(e) if e.starts_with("Selected backend") => println!("refused  {name}: {e}"),

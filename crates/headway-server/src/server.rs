@@ -9,10 +9,7 @@ use crate::{
 use std::{
     future::Future,
     net::SocketAddr,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tokio::{net::TcpListener, sync::watch, time::Instant};
@@ -57,16 +54,7 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let address = SocketAddr::new(options.host, options.port);
         let listener = TcpListener::bind(address).await.map_err(|why| ServeError::Bind { address, why })?;
-        Ok(Self {
-            app: Arc::new(App {
-                engine,
-                metrics,
-                options,
-                grammars: OnceLock::new(),
-                draining: AtomicBool::new(false),
-            }),
-            listener,
-        })
+        Ok(Self { app: Arc::new(App::new(engine, metrics, options)), listener })
     }
 
     /// Where it listens.

@@ -4,7 +4,7 @@ use super::{App, body};
 use crate::ApiError;
 use axum::{
     Router,
-    extract::{Request, State},
+    extract::{DefaultBodyLimit, Request, State},
     http::{HeaderValue, Method, StatusCode, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -19,6 +19,8 @@ use tower_http::{
 /// `answers` behind the key, `open` without; both bounded.
 pub fn around(answers: Router<Arc<App>>, open: Router<Arc<App>>, app: Arc<App>) -> Router<Arc<App>> {
     let answers = answers
+        // The framework's own limit, which knows nothing of the option.
+        .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::clone(&app), body::buffer))
         .layer(from_fn_with_state(Arc::clone(&app), key));
     let all = answers
@@ -83,7 +85,6 @@ mod tests {
     use std::{
         io::{Read, Write},
         net::TcpStream,
-        sync::{OnceLock, atomic::AtomicBool},
     };
 
     async fn panics() -> &'static str {
@@ -95,13 +96,8 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let metrics = Arc::new(Metrics::default());
         let none = |_: &mut dyn FnMut(usize, usize)| Err::<(LlmEngine, _), _>("none".to_owned());
-        let app = Arc::new(App {
-            engine: EngineHandle::start(none, 1, Arc::clone(&metrics)).unwrap(),
-            metrics,
-            options: ServeOptions::default(),
-            grammars: OnceLock::new(),
-            draining: AtomicBool::new(false),
-        });
+        let engine = EngineHandle::start(none, 1, Arc::clone(&metrics)).unwrap();
+        let app = Arc::new(App::new(engine, metrics, ServeOptions::default()));
         let routes = Router::new().route("/panics", get(panics)).route("/fine", get(|| async { "fine" }));
         let router = around(routes, Router::new(), Arc::clone(&app)).with_state(app);
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();

@@ -30,13 +30,21 @@ use completions::MAX_LOGPROBS;
 use grammar::{Format, Grammars};
 use headway_engine::{GenerateRequest, sampling::Constraint, text::Tokenizer};
 use sampling::MAX_N;
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    fmt::Display,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+use tokio::sync::Semaphore;
 
 /// Updates of an answer that may wait for a client to read them, before it counts as too slow.
 const WAITING_UPDATES: usize = 1024;
+
+/// Requests that are read and tokenised at a time. Their texts take many times their size meanwhile, and cores that the
+/// engine's threads run on.
+const PREPARED_AT_ONCE: usize = 2;
 
 /// What handlers share.
 pub struct App {
@@ -50,9 +58,38 @@ pub struct App {
     pub(crate) grammars: OnceLock<Result<Grammars, ApiError>>,
     /// Set when the server is asked to end: requests are not taken any more.
     pub draining: AtomicBool,
+    /// Turns of requests that are read and tokenised.
+    pub(crate) preparing: Arc<Semaphore>,
+    /// Turns of texts that are tokenised for their ids alone; they may be of any length, and hold no answer up.
+    pub(crate) tokenizing: Arc<Semaphore>,
 }
 
 impl App {
+    /// What handlers of a server share.
+    pub fn new(engine: EngineHandle, metrics: Arc<Metrics>, options: ServeOptions) -> Self {
+        Self {
+            engine,
+            metrics,
+            options,
+            grammars: OnceLock::new(),
+            draining: AtomicBool::new(false),
+            preparing: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
+            tokenizing: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Runs what takes long for a request (reading its body, its template, its tokens, its grammar) when it is its turn.
+    ///
+    /// # Errors
+    /// `work`'s; 500 where it panicked.
+    async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let app = Arc::clone(self);
+        in_turn(&self.preparing, move || work(&app)).await
+    }
+
     /// The model, where requests are taken.
     ///
     /// # Errors
@@ -127,13 +164,7 @@ impl App {
         let room = model.max_request_tokens;
         match prompts.iter().map(Vec::len).find(|len| *len >= room) {
             None => Ok(()),
-            Some(len) => {
-                let why = format!(
-                    "the prompt has {len} tokens, and a request at most {room} with its answer; shorten it, or serve with a \
-                     larger --max-model-len"
-                );
-                Err(ApiError::param(prompt, why).with_code("context_length_exceeded"))
-            }
+            Some(len) => Err(too_long(prompt, len, room)),
         }
     }
 
@@ -156,6 +187,42 @@ impl Model {
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, why)
         })
     }
+
+    /// The ids of a prompt's text, which came in the parameter `prompt`. Tokenising takes a hundred times a text's memory, so
+    /// one that is far too long is told by its beginning.
+    ///
+    /// # Errors
+    /// 400 for text that the vocabulary can't express or that is too long, 422 without a tokenizer.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        special: bool,
+        prompt: &'static str,
+    ) -> Result<Vec<u32>, ApiError> {
+        let (tokenizer, room) = (self.tokenizer()?, self.max_request_tokens);
+        let encode =
+            |text: &str| tokenizer.encode(text, special).map_err(|e| ApiError::param(prompt, e.to_string()));
+        // Most tokens have four bytes or so; a text of longer ones is looked at again, further on.
+        let mut end = room.saturating_mul(16);
+        while end < text.len() {
+            let boundary = (0..=end).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+            // Twice, since a text's tokens are not quite its beginning's and more.
+            if encode(&text[..boundary])?.len() > room.saturating_mul(2) {
+                return Err(too_long(prompt, format_args!("more than {room}"), room));
+            }
+            end = end.saturating_mul(4);
+        }
+        encode(text)
+    }
+}
+
+/// 400 for a prompt that no answer fits behind.
+fn too_long(prompt: &'static str, tokens: impl Display, room: usize) -> ApiError {
+    let why = format!(
+        "the prompt has {tokens} tokens, and a request at most {room} with its answer; shorten it, or serve with a larger \
+         --max-model-len"
+    );
+    ApiError::param(prompt, why).with_code("context_length_exceeded")
 }
 
 /// `n` copies of a request; with a seed, each has one of its own.
@@ -166,6 +233,20 @@ fn copies(request: &GenerateRequest, n: usize) -> impl Iterator<Item = GenerateR
         copy.sampling.seed = copy.sampling.seed.map(|s| s.wrapping_add(i as u64));
         copy
     })
+}
+
+/// Runs what takes long when it is its turn, which it has until it is done, whether somebody waits for it or not.
+async fn in_turn<T: Send + 'static>(
+    turns: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    // Nobody closes it.
+    let turn = Arc::clone(turns).acquire_owned().await.ok();
+    blocking(move || {
+        let _turn = turn;
+        work()
+    })
+    .await
 }
 
 /// Runs what takes long away from the tasks of other requests.
@@ -198,4 +279,48 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(info::metrics))
         .route("/openapi.json", get(info::openapi));
     guard::around(answers, open, Arc::clone(&app)).with_state(app)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_far_too_long_is_told_by_its_beginning() {
+        let dir = headway_testkit::testdata::model_dir("tiny-llama").unwrap();
+        let tokenizer = Tokenizer::from_dir(&dir).unwrap();
+        let model = Model {
+            template: tokenizer.chat_template(),
+            tokenizer: Some(tokenizer.clone()),
+            max_request_tokens: 50,
+            startup: serde_json::Value::Null,
+            created: 0,
+        };
+        // As long as it may be, and a little longer: the tokens are the tokenizer's, and what they are too many for is
+        // told where they are counted.
+        for words in [1, 20, 60] {
+            let text = "über sieben ".repeat(words);
+            assert_eq!(model.encode(&text, true, "prompt").unwrap(), tokenizer.encode(&text, true).unwrap());
+        }
+        let e = model.encode(&"über sieben ".repeat(10_000), true, "prompt").unwrap_err();
+        assert_eq!((e.status, e.param.as_deref()), (StatusCode::BAD_REQUEST, Some("prompt")));
+        assert!(
+            e.code == Some("context_length_exceeded") && e.message.contains("more than 50 tokens"),
+            "{e:?}"
+        );
+    }
+
+    /// Who leaves while his work is done does not make room for more of it.
+    #[test]
+    fn work_has_its_turn_until_it_is_done() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let turns = Arc::new(Semaphore::new(1));
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let first = in_turn(&turns, move || wait.recv().map_err(|_| ApiError::unavailable("gone")));
+        let short = std::time::Duration::from_millis(30);
+        assert!(runtime.block_on(async { tokio::time::timeout(short, first).await }).is_err());
+        assert_eq!(turns.available_permits(), 0, "it goes on");
+        go.send(()).unwrap();
+        assert_eq!(runtime.block_on(in_turn(&turns, || Ok(7))).unwrap(), 7);
+    }
 }

@@ -1,7 +1,7 @@
 //! `POST /tokenize` and `POST /detokenize`.
 
-use super::{App, chat::Conversation, fields::Fields};
-use crate::ApiError;
+use super::{App, chat::Conversation, fields::Fields, in_turn};
+use crate::{ApiError, driver::Model};
 use axum::{Json, body::Bytes, extract::State};
 use headway_engine::text::Tokenizer;
 use serde_json::{Value, json};
@@ -13,36 +13,35 @@ use std::sync::Arc;
 /// As the API has them.
 pub async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let model = app.model()?;
-    let mut f = Fields::parse(&body)?;
-    drop(body);
+    let turns = Arc::clone(&app.tokenizing);
+    in_turn(&turns, move || tokenized(&app, &model, &body)).await
+}
+
+fn tokenized(app: &App, model: &Model, body: &Bytes) -> Result<Json<Value>, ApiError> {
+    let mut f = Fields::parse(body)?;
     app.served(f.take::<String>("model")?.as_deref())?;
     let with_strings = f.take("return_token_strs")?.unwrap_or(false);
     let (text, special): (Option<String>, bool) =
         (f.take("prompt")?, f.take("add_special_tokens")?.unwrap_or(true));
     let chat = Conversation::take_if_given(&mut f)?;
     f.finish()?;
-    super::blocking(move || {
-        let tokenizer = model.tokenizer()?;
-        let ids = match (&text, &chat) {
-            (Some(text), None) => {
-                tokenizer.encode(text, special).map_err(|e| ApiError::param("prompt", e.to_string()))?
-            }
-            (None, Some(chat)) => chat.ids(&model)?,
-            (Some(_), Some(_)) => {
-                return Err(ApiError::param("messages", "give prompt or messages, not both"));
-            }
-            (None, None) => return Err(ApiError::param("prompt", "prompt is missing; give it, or messages")),
-        };
-        let strings =
-            with_strings.then(|| ids.iter().map(|id| tokenizer.id_to_token(*id)).collect::<Vec<_>>());
-        Ok(Json(json!({
-            "count": ids.len(),
-            "max_model_len": model.max_request_tokens,
-            "tokens": ids,
-            "token_strs": strings,
-        })))
-    })
-    .await
+    let tokenizer = model.tokenizer()?;
+    let encode = |text: &str, special, param| {
+        tokenizer.encode(text, special).map_err(|e| ApiError::param(param, e.to_string()))
+    };
+    let ids = match (&text, &chat) {
+        (Some(text), None) => encode(text, special, "prompt")?,
+        (None, Some(chat)) => encode(&chat.render(model)?, false, "messages")?,
+        (Some(_), Some(_)) => return Err(ApiError::param("messages", "give prompt or messages, not both")),
+        (None, None) => return Err(ApiError::param("prompt", "prompt is missing; give it, or messages")),
+    };
+    let strings = with_strings.then(|| ids.iter().map(|id| tokenizer.id_to_token(*id)).collect::<Vec<_>>());
+    Ok(Json(json!({
+        "count": ids.len(),
+        "max_model_len": model.max_request_tokens,
+        "tokens": ids,
+        "token_strs": strings,
+    })))
 }
 
 /// The text of ids.
@@ -51,7 +50,12 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<V
 /// As the API has them.
 pub async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let model = app.model()?;
-    let mut f = Fields::parse(&body)?;
+    let turns = Arc::clone(&app.tokenizing);
+    in_turn(&turns, move || detokenized(&app, &model, &body)).await
+}
+
+fn detokenized(app: &App, model: &Model, body: &Bytes) -> Result<Json<Value>, ApiError> {
+    let mut f = Fields::parse(body)?;
     app.served(f.take::<String>("model")?.as_deref())?;
     let ids: Vec<u32> = f.need("tokens")?;
     f.finish()?;

@@ -47,6 +47,23 @@ fn origins_are_answered_where_allowed() {
     assert!(Running::with(all).send(ask).reply().head.contains(&format!("{header}: *")));
 }
 
+/// The only limit is the option's.
+#[test]
+fn a_body_of_megabytes_is_taken() {
+    let server = Running::start();
+    let padded = format!("{{\"prompt\": \"a\", \"max_tokens\": 1{}}}", " ".repeat(9 << 20));
+    for path in ["/v1/completions", "/tokenize"] {
+        let body =
+            if path == "/tokenize" { padded.replace(", \"max_tokens\": 1", "") } else { padded.clone() };
+        assert_eq!(server.send(&post(path, &body)).reply().status, 200, "{path}");
+    }
+    let over = format!("{{\"prompt\": \"a\"{}}}", " ".repeat(17 << 20));
+    let mut large = server.send("");
+    // It is refused by its length; the rest need not be sent.
+    large.0.write_all(&post("/v1/completions", &over).as_bytes()[..1000]).unwrap();
+    large.reply().refused(413, None, &["16777216 bytes", "--max-body-size"]);
+}
+
 #[test]
 fn bodies_have_a_size_and_a_time() {
     let options = ServeOptions {

@@ -32,18 +32,17 @@ use std::sync::Arc;
 /// As the API has them.
 pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     let model = app.model()?;
-    let request = Request::parse(&body)?;
-    drop(body);
-    let name = app.served(request.common.model.as_deref())?;
     let (prompt_ids, request, constraint) = {
         let model = Arc::clone(&model);
-        let app = Arc::clone(&app);
-        super::blocking(move || {
+        let ready = move |app: &App| {
+            let request = Request::parse(&body)?;
+            app.served(request.common.model.as_deref())?;
             let constraint = app.constraint(request.format.as_ref(), &model)?;
             Ok((request.chat.ids(&model)?, request, constraint))
-        })
-        .await?
+        };
+        app.prepare(ready).await?
     };
+    let name = app.served(request.common.model.as_deref())?;
     let n = request.common.n;
     app.admit(std::slice::from_ref(&prompt_ids), n, "messages", &model)?;
     let mut usage = Usage { prompt_tokens: prompt_ids.len(), ..Usage::default() };

@@ -97,9 +97,7 @@ impl Conversation {
     /// # Errors
     /// As [`Self::render`]; 422 without a tokenizer.
     pub fn ids(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
-        let text = self.render(model)?;
-        let ids = model.tokenizer()?.encode(&text, false);
-        ids.map_err(|e| ApiError::param("messages", e.to_string()))
+        model.encode(&self.render(model)?, false, "messages")
     }
 }
 

@@ -31,10 +31,11 @@ use std::sync::Arc;
 /// As the API has them.
 pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     let model = app.model()?;
-    let request = Request::parse(&body)?;
-    drop(body);
+    let (request, ids, texts, constraint) = {
+        let model = Arc::clone(&model);
+        app.prepare(move |app| ready(&body, app, &model)).await?
+    };
     let name = app.served(request.common.model.as_deref())?;
-    let (request, ids, texts, constraint) = on_thread(request, Arc::clone(&app), Arc::clone(&model)).await?;
     let n = request.common.n;
     app.admit(&ids, n, "prompt", &model)?;
     let mut usage = Usage { prompt_tokens: ids.iter().map(Vec::len).sum(), ..Usage::default() };
@@ -71,18 +72,16 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
 /// A request, the ids of its prompts, their texts where they are echoed or logged, and what the answers must be.
 type Ready = (Request, Vec<Vec<u32>>, Vec<String>, Option<Box<dyn Constraint>>);
 
-/// Tokenising may take long; it does not hold up other requests.
-async fn on_thread(request: Request, app: Arc<App>, model: Arc<Model>) -> Result<Ready, ApiError> {
-    super::blocking(move || {
-        let ids: Vec<_> = request.prompts.iter().map(|p| p.ids(&model)).collect::<Result<_, _>>()?;
-        let texts = match request.echo || app.options.log_prompts {
-            true => request.prompts.iter().map(|p| p.text(&model)).collect(),
-            false => vec![],
-        };
-        let constraint = app.constraint(request.format.as_ref(), &model)?;
-        Ok((request, ids, texts, constraint))
-    })
-    .await
+fn ready(body: &Bytes, app: &App, model: &Model) -> Result<Ready, ApiError> {
+    let request = Request::parse(body)?;
+    app.served(request.common.model.as_deref())?;
+    let ids: Vec<_> = request.prompts.iter().map(|p| p.ids(model)).collect::<Result<_, _>>()?;
+    let texts = match request.echo || app.options.log_prompts {
+        true => request.prompts.iter().map(|p| p.text(model)).collect(),
+        false => vec![],
+    };
+    let constraint = app.constraint(request.format.as_ref(), model)?;
+    Ok((request, ids, texts, constraint))
 }
 
 fn choice(index: usize, whole: &Whole, echo: &str, model: &Model, logprobs: Option<usize>) -> Value {

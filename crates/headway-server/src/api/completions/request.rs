@@ -117,9 +117,7 @@ impl Prompt {
     pub fn ids(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
         let ids = match self {
             Self::Ids(ids) => ids.clone(),
-            Self::Text(text) => {
-                model.tokenizer()?.encode(text, true).map_err(|e| ApiError::param("prompt", e.to_string()))?
-            }
+            Self::Text(text) => model.encode(text, true, "prompt")?,
         };
         match ids.is_empty() {
             true => Err(ApiError::param("prompt", "the prompt is empty; give at least one token")),

@@ -121,11 +121,20 @@ pub async fn whole(mut answer: Answer, n: usize, usage: &mut Usage) -> Result<Ve
                 usage.finished(index, n, &f);
                 *end = Some(f);
             }
-            What::Failed(why) => return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why)),
+            What::Failed(why) => return Err(failed(&why)),
         }
     }
     let all = parts.into_iter().map(|(tokens, end)| end.map(|finished| Whole { tokens, finished }));
     all.collect::<Option<_>>().ok_or_else(|| ended(Ended::Gone))
+}
+
+/// Why a request failed under way, as its client sees it.
+pub fn failed(why: &RequestError) -> ApiError {
+    match why {
+        // The client's schema came to a place where finding the next token takes too long.
+        RequestError::Constraint(_) => ApiError::unprocessable("response_format", why.to_string()),
+        _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
+    }
 }
 
 /// Why a call ended, as its client sees it.

@@ -82,18 +82,25 @@ impl Grammars {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(eos)));
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| broken(e.to_string()))?;
         factory.quiet();
+        // Errors without the answer so far.
+        factory.limits_mut().verbose_errors = false;
         Ok(Self { factory })
     }
 
     /// The constraint of an answer.
     ///
     /// # Errors
-    /// 400 for a schema that is none, or that asks for what isn't supported.
+    /// 400 for a schema that is none, that asks for what isn't supported, or that is too large for its first token to be
+    /// found in the time that a token has.
     pub fn constraint(&self, format: &Format) -> Result<Box<dyn Constraint>, ApiError> {
         let grammar = TopLevelGrammar::from_json_schema(format.schema.clone());
         let parser = self.factory.create_parser(grammar);
-        let parser = parser.map_err(|e| ApiError::param(format.param, format!("{}: {e:#}", format.param)))?;
-        Ok(Box::new(Json { matcher: Matcher::new(Ok(parser)), mask: SimpleVob::default() }))
+        let refused = |why: String| ApiError::param(format.param, format!("{}: {why}", format.param));
+        let parser = parser.map_err(|e| refused(format!("{e:#}")))?;
+        let mut answer = Json { matcher: Matcher::new(Ok(parser)), mask: SimpleVob::default() };
+        // Here it holds nobody up, and the answers of a call have it in common.
+        answer.allowed().map_err(refused)?;
+        Ok(Box::new(answer))
     }
 }
 

@@ -1,16 +1,13 @@
 //! Answers as server-sent events: one JSON object an event, `[DONE]` at the end.
 
-use super::answer::{Answer, Usage};
+use super::answer::{Answer, Usage, failed};
 use crate::{
     ApiError,
     driver::{Update, What},
 };
-use axum::{
-    http::StatusCode,
-    response::{
-        IntoResponse, Response, Sse,
-        sse::{Event, KeepAlive},
-    },
+use axum::response::{
+    IntoResponse, Response, Sse,
+    sse::{Event, KeepAlive},
 };
 use headway_engine::engine::{Finished, NewToken};
 use serde_json::Value;
@@ -99,7 +96,7 @@ impl<C: Chunks> Streaming<C> {
                 self.usage.finished(index, self.n, &f);
                 self.queue.push_back(data(&self.chunks.finished(index, &f)));
             }
-            What::Failed(why) => self.fail(&ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why)),
+            What::Failed(why) => self.fail(&failed(&why)),
         }
     }
 

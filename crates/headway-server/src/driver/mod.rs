@@ -269,7 +269,7 @@ impl<E: Engine> Driver<E> {
             }
             Event::Failed(id, error) => {
                 self.metrics.failed();
-                (id, What::Failed(error.to_string()))
+                (id, What::Failed(error))
             }
         };
         let last = !matches!(what, What::Token(_));

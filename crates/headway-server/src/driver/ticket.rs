@@ -2,7 +2,7 @@
 
 use super::EngineHandle;
 use headway_engine::{
-    engine::{Finished, NewToken},
+    engine::{Finished, NewToken, RequestError},
     scheduler::RequestId,
 };
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ pub enum What {
     /// It ended well.
     Finished(Finished),
     /// It ended by an error of its own.
-    Failed(String),
+    Failed(RequestError),
 }
 
 /// Why a call ended before its requests did.

@@ -94,6 +94,24 @@ fn stop_strings_are_never_shown() {
     assert!(over_tokens > 5, "{over_tokens} stop strings lay over several tokens");
 }
 
+/// Finding a token takes too long: that is the schema's fault, not the server's.
+#[test]
+fn a_schema_that_is_too_large_is_the_client_s_error() {
+    let serving = Serving::start(&llama(), &[]);
+    let with = |properties: usize, n: usize| {
+        let all: Map<String, Value> = (0..properties)
+            .map(|i| (format!("property{i}"), json!({"type": "string", "pattern": "^[a-z]+$"})))
+            .collect();
+        let schema = json!({"type": "object", "properties": all});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "large", "schema": schema}});
+        serving.ask(CHAT, &ask(1, &json!({"response_format": format, "n": n, "max_tokens": 8})))
+    };
+    let (status, answer) = with(2000, 2);
+    assert_eq!((status, &answer["error"]["param"]), (422, &json!("response_format")), "{answer}");
+    let (status, answer) = with(100, 100);
+    assert_eq!((status, answer["choices"].as_array().map(Vec::len)), (200, Some(100)), "{answer}");
+}
+
 #[test]
 fn json_comes_whole_and_streamed() {
     let serving = Serving::start(&llama(), &["--batch-invariant"]);

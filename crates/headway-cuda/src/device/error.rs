@@ -103,6 +103,9 @@ pub enum CudaError {
     /// A module of other kernels.
     #[error(transparent)]
     Module(#[from] crate::modules::ModuleError),
+    /// An extension module.
+    #[error(transparent)]
+    Extension(#[from] crate::modules::extension::ExtensionError),
     /// An argument that can't be.
     #[error("{0}")]
     Argument(String),

@@ -1,5 +1,5 @@
-//! Whether a file is a whole shared library of this machine's kind: the dynamic linker does not survive one that is cut
-//! off, because it maps what the header promises.
+//! Whether a file is a whole shared library of this machine's kind, and what it imports: the dynamic linker does not survive
+//! one that is cut off, because it maps what the header promises.
 
 /// What such a file begins with.
 pub const MAGIC: &[u8] = b"\x7fELF";
@@ -10,15 +10,51 @@ const LOAD: u32 = 1;
 /// `e_machine` of this machine.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
+/// `SHT_DYNSYM`: the section of the symbols that the linker sees.
+const SYMBOLS: u64 = 11;
+/// Bytes of a symbol.
+const SYMBOL: usize = 24;
+
+/// A number of so many bytes.
+fn number(file: &[u8], at: usize, len: usize) -> Option<u64> {
+    let bytes = file.get(at..at.checked_add(len)?)?;
+    Some(bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
+}
+
+/// The symbols that a library imports, of a file that [`check`] took for one.
+///
+/// # Errors
+/// What is wrong.
+pub fn undefined(file: &[u8]) -> Result<Vec<&str>, &'static str> {
+    symbols(file).ok_or("its symbols can't be read")
+}
+
+fn symbols(file: &[u8]) -> Option<Vec<&str>> {
+    let place = |at: usize, len| number(file, at, len).and_then(|n| usize::try_from(n).ok());
+    let (sections, size, count) = (place(40, 8)?, place(58, 2)?, place(60, 2)?);
+    let section = |i: usize| sections.checked_add(i.checked_mul(size)?);
+    let bytes = |i: usize| {
+        let at = section(i)?;
+        let (from, len) = (place(at + 24, 8)?, place(at + 32, 8)?);
+        file.get(from..from.checked_add(len)?)
+    };
+    let dynamic = (0..count).find(|&i| section(i).and_then(|at| number(file, at + 4, 4)) == Some(SYMBOLS))?;
+    let names = bytes(place(section(dynamic)? + 40, 4)?)?;
+    let of = |s: &[u8]| {
+        let name = names.get(usize::try_from(number(s, 0, 4)?).ok()?..)?;
+        std::str::from_utf8(name.split(|&b| b == 0).next()?).ok()
+    };
+    // Imported: of no section, with a name.
+    let imported = |s: &&[u8]| number(s, 6, 2) == Some(0) && number(s, 0, 4) != Some(0);
+    bytes(dynamic)?.chunks_exact(SYMBOL).filter(imported).map(of).collect()
+}
+
 /// Checks the header (ELF64, little-endian), and that every part that is mapped lies in the file.
 ///
 /// # Errors
 /// What is wrong.
 pub fn check(file: &[u8]) -> Result<(), &'static str> {
-    let number = |at: usize, len: usize| -> Option<u64> {
-        let bytes = file.get(at..at.checked_add(len)?)?;
-        Some(bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
-    };
+    let number = |at: usize, len: usize| number(file, at, len);
     if !file.starts_with(MAGIC) {
         return Err("it has no ELF header");
     }
@@ -48,7 +84,26 @@ pub fn check(file: &[u8]) -> Result<(), &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::check;
+    use super::{check, undefined};
+
+    #[test]
+    fn imports_are_read_from_the_file() {
+        let library = std::env::current_exe().unwrap().with_file_name(headway_ffi_shim::FILE);
+        let library = if library.is_file() {
+            library
+        } else {
+            library.with_file_name("..").join(headway_ffi_shim::FILE)
+        };
+        let file = std::fs::read(library).expect("cargo makes the shim before this test");
+        assert_eq!(check(&file), Ok(()));
+        let imported = undefined(&file).unwrap();
+        // What it calls, not what it has.
+        assert!(imported.contains(&"free"), "{imported:?}");
+        assert!(!imported.contains(&"aoti_torch_get_dim"));
+        // Every way of cutting it off is an error or a shorter list, and no panic.
+        (0..file.len()).step_by(997).for_each(|n| drop(undefined(&file[..n])));
+        assert_eq!(undefined(&file[..64]), Err("its symbols can't be read"));
+    }
 
     #[test]
     fn files_of_other_kinds() {

@@ -1,6 +1,9 @@
 //! A folder of modules: where it is, what of it serves a layer, and whether a file is what the manifest says.
 
-use super::{Entry, FLASHINFER, MANIFEST, Manifest, ModuleError, Want, elf};
+use super::{
+    Entry, FLASHINFER, MANIFEST, Manifest, ModuleError, Want, elf,
+    extension::{ExtensionEntry, Extensions},
+};
 use sha2::{Digest, Sha256};
 use std::{
     fs, io,
@@ -57,6 +60,16 @@ impl ModuleFolder {
     /// Its modules.
     pub fn modules(&self) -> &[Entry] {
         &self.manifest.modules
+    }
+
+    /// Its extension modules.
+    pub fn extensions(&self) -> &[ExtensionEntry] {
+        &self.manifest.extensions
+    }
+
+    /// An extension module, where it was fetched.
+    pub fn extension(&self, which: Extensions) -> Option<&ExtensionEntry> {
+        self.extensions().iter().find(|e| e.extension == which)
     }
 
     /// Where a module lies.
@@ -124,13 +137,25 @@ impl ModuleFolder {
     /// # Errors
     /// The file system's.
     pub fn put(&mut self, entry: Entry) -> Result<(), ModuleError> {
+        self.change(|manifest| manifest.put(entry))
+    }
+
+    /// [`ModuleFolder::put`] for an extension module.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn put_extension(&mut self, entry: ExtensionEntry) -> Result<(), ModuleError> {
+        self.change(|manifest| manifest.put_extension(entry))
+    }
+
+    fn change(&mut self, f: impl FnOnce(&mut Manifest)) -> Result<(), ModuleError> {
         let file = self.path.join(MANIFEST);
         let wrong = |e: io::Error| ModuleError::Unreadable { path: file.clone(), why: e.to_string() };
         // Until this is dropped: two builds may end at once.
         let lock = fs::File::create(self.path.join(".lock")).map_err(wrong)?;
         lock.lock().map_err(wrong)?;
         *self = Self::open(&self.path)?;
-        self.manifest.put(entry);
+        f(&mut self.manifest);
         let mut beside = tempfile::NamedTempFile::new_in(&self.path).map_err(wrong)?;
         io::Write::write_all(&mut beside, self.manifest.write().as_bytes()).map_err(wrong)?;
         beside.persist(&file).map_err(|e| wrong(e.error))?;

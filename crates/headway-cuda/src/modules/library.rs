@@ -16,34 +16,48 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// Who finds the library's symbols.
+/// How a library is linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visible {
-    /// Whoever asks this library.
-    Locally,
-    /// Every library that is opened later.
-    Globally,
+pub struct Linking {
+    /// Every library that is opened later finds its symbols, not only who asks for them.
+    pub global: bool,
+    /// Functions that it imports are looked for when they are first called, not at once.
+    pub lazy: bool,
+}
+
+impl Linking {
+    /// Its symbols are for who asks, and every import must be there.
+    pub const LOCAL: Self = Self { global: false, lazy: false };
+    /// Its symbols are for every library that is opened later.
+    pub const GLOBAL: Self = Self { global: true, lazy: false };
 }
 
 impl Library {
-    /// Opens a library; every symbol that it imports must be there.
+    /// Opens a library.
     ///
     /// # Errors
     /// The linker's words.
-    pub fn open(path: &Path, visible: Visible) -> Result<Self, String> {
+    pub fn open(path: &Path, linking: Linking) -> Result<Self, String> {
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
-        let scope = match visible {
-            Visible::Locally => libc::RTLD_LOCAL,
-            Visible::Globally => libc::RTLD_GLOBAL,
-        };
-        let flags: c_int = libc::RTLD_NOW | scope;
+        let scope = if linking.global { libc::RTLD_GLOBAL } else { libc::RTLD_LOCAL };
+        let flags: c_int = scope | if linking.lazy { libc::RTLD_LAZY } else { libc::RTLD_NOW };
         // SAFETY: the name ends in a zero. Whoever gave the path answers for the library's initialisers; they are
-        // those of the C++ and CUDA runtimes in modules of ours.
+        // those of the C++ and CUDA runtimes in modules that were built or pinned, and registrations in extensions.
         let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
         if handle.is_null() { Err(last_error()) } else { Ok(Self(handle)) }
     }
 
-    /// The address of a symbol.
+    /// Whether a library by this name is loaded.
+    pub fn is_loaded(name: &Path) -> bool {
+        let Ok(name) = CString::new(name.as_os_str().as_bytes()) else { return false };
+        // SAFETY: the name ends in a zero; nothing is loaded, and a handle that comes back is given up.
+        unsafe {
+            let handle = libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+            !handle.is_null() && libc::dlclose(handle) == 0
+        }
+    }
+
+    /// The address of a symbol, of the library or of one that it needs.
     pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
         let name = CString::new(name).ok()?;
         // SAFETY: the handle is open for good, the name ends in a zero.

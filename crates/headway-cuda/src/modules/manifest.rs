@@ -1,7 +1,7 @@
 //! `manifest.json`: what a folder of modules holds. A module's entry says what it was compiled from and for, so that
 //! nothing has to be opened to choose one.
 
-use super::ModuleError;
+use super::{ModuleError, extension::ExtensionEntry};
 use headway_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, path::Path};
@@ -190,11 +190,14 @@ pub struct Manifest {
     pub format: u32,
     /// The modules.
     pub modules: Vec<Entry>,
+    /// Extension modules of vLLM's wheel.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<ExtensionEntry>,
 }
 
 impl Default for Manifest {
     fn default() -> Self {
-        Self { format: FORM, modules: vec![] }
+        Self { format: FORM, modules: vec![], extensions: vec![] }
     }
 }
 
@@ -214,8 +217,10 @@ impl Manifest {
         }
         let manifest: Self = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
         let plain = |f: &str| !f.is_empty() && !f.starts_with('.') && !f.contains(['/', '\\', '\0']);
-        match manifest.modules.iter().find(|m| !plain(&m.file)) {
-            Some(m) => Err(wrong(format!("{:?} is no file name", m.file))),
+        let files =
+            manifest.modules.iter().map(|m| &m.file).chain(manifest.extensions.iter().map(|m| &m.file));
+        match files.into_iter().find(|f| !plain(f)) {
+            Some(f) => Err(wrong(format!("{f:?} is no file name"))),
             None => Ok(manifest),
         }
     }
@@ -230,5 +235,12 @@ impl Manifest {
         self.modules.retain(|m| m.file != entry.file);
         self.modules.push(entry);
         self.modules.sort_by(|a, b| a.file.cmp(&b.file));
+    }
+
+    /// Puts an extension's entry in place of the one that was there.
+    pub fn put_extension(&mut self, entry: ExtensionEntry) {
+        self.extensions.retain(|m| m.extension != entry.extension);
+        self.extensions.push(entry);
+        self.extensions.sort_by_key(|m| m.extension);
     }
 }

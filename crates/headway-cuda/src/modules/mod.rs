@@ -1,5 +1,6 @@
-//! Kernel modules that other projects' sources were compiled to: shared libraries in a folder with a manifest, opened
-//! at run time, called through TVM-FFI's C ABI. No Python takes part.
+//! Kernel modules of other projects: shared libraries in a folder with a manifest, opened at run time. FlashInfer's are
+//! compiled from its sources and called through TVM-FFI's C ABI; vLLM's extension modules are taken out of its wheel and
+//! called through torch's. No Python takes part.
 //!
 //! | file | what |
 //! |---|---|
@@ -9,6 +10,7 @@
 //! | `shim.rs` | the library that has the functions which modules import; opened before any module |
 //! | `call.rs` | one call: arguments, result, the error that was raised |
 //! | `module.rs` | an opened module: symbols and numbers of arguments are checked once |
+//! | `extension/` | modules of vLLM's wheel: fetched by hash, called through torch's stable C ABI |
 //! | `build/` | `headway kernels build`: from FlashInfer's package to a folder |
 
 pub mod build;
@@ -16,6 +18,7 @@ pub mod build;
 mod call;
 mod elf;
 mod error;
+pub mod extension;
 mod folder;
 #[expect(unsafe_code, reason = "the dynamic linker hands out addresses")]
 mod library;

@@ -3,7 +3,7 @@
 use super::{
     Arg, Entry, ModuleError, ModuleFolder, Returned,
     call::Function,
-    library::{Library, Visible},
+    library::{Library, Linking},
     shim,
 };
 use headway_ffi_shim::tvm::SafeCall;
@@ -129,7 +129,7 @@ impl Module {
 fn library(path: &Path) -> Result<Library, ModuleError> {
     // Its functions must be there before a module that imports them.
     shim()?;
-    Library::open(path, Visible::Locally).map_err(|why| {
+    Library::open(path, Linking::LOCAL).map_err(|why| {
         let remedy = match why.contains("GLIBC") {
             true => "build it on this machine, whose system libraries are older, with headway kernels build flashinfer",
             false => "build it again with headway kernels build flashinfer",

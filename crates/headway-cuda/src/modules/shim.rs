@@ -2,7 +2,7 @@
 
 use super::{
     ModuleError,
-    library::{Library, Visible},
+    library::{Library, Linking},
 };
 use headway_ffi_shim::tvm::Object;
 use std::{
@@ -20,6 +20,7 @@ type MoveError = unsafe extern "C" fn(*mut *mut Object);
 /// What callers of modules need of it.
 #[derive(Debug)]
 pub(crate) struct Shim {
+    library: Library,
     set_stream: SetStream,
     move_error: MoveError,
 }
@@ -64,12 +65,13 @@ fn open(path: &Path) -> Result<Shim, ModuleError> {
     if !path.is_file() {
         return Err(wrong("there is no such file".into()));
     }
-    let library = Library::open(path, Visible::Globally).map_err(wrong)?;
+    let library = Library::open(path, Linking::GLOBAL).map_err(wrong)?;
     let find = |name: &str| library.symbol(name).ok_or_else(|| wrong(format!("it has no function {name}")));
     let (set_stream, move_error) = (find("TVMFFIEnvSetStream")?, find("TVMFFIErrorMoveFromRaised")?);
     // SAFETY: the symbols are TVM-FFI's, whose signatures these are.
     Ok(unsafe {
         Shim {
+            library,
             set_stream: std::mem::transmute::<*mut c_void, SetStream>(set_stream),
             move_error: std::mem::transmute::<*mut c_void, MoveError>(move_error),
         }
@@ -77,6 +79,11 @@ fn open(path: &Path) -> Result<Shim, ModuleError> {
 }
 
 impl Shim {
+    /// The address of one of its functions.
+    pub fn symbol(&self, name: &str) -> Option<*mut c_void> {
+        self.library.symbol(name)
+    }
+
     /// Sets the stream that modules launch on in this thread. Whether the device's number is one that it keeps.
     pub fn set_stream(&self, device: u32, stream: *mut c_void) -> bool {
         let Ok(device) = i32::try_from(device) else { return false };

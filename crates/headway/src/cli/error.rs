@@ -70,6 +70,9 @@ pub enum CliError {
     /// A folder of kernel modules.
     #[error(transparent)]
     Modules(#[from] headway_cuda::modules::ModuleError),
+    /// An extension module of another project.
+    #[error(transparent)]
+    Extension(#[from] headway_cuda::modules::extension::ExtensionError),
     /// Building kernel modules.
     #[error(transparent)]
     Build(#[from] headway_cuda::modules::build::BuildError),

@@ -1,4 +1,6 @@
-//! `headway kernels`: modules of other projects' kernels, built from their packages and listed.
+//! `headway kernels`: modules of other projects' kernels, built from their packages, taken out of them, and listed.
+
+mod fetch;
 
 use super::CliError;
 use clap::{Args, Subcommand, ValueEnum, builder::PossibleValue};
@@ -7,6 +9,7 @@ use headway_cuda::modules::{
     Entry, FOLDER_VARIABLE, Kind, ModuleFolder,
     build::{BuildOptions, Toolchain, ToolchainOptions, build},
     default_folder,
+    extension::{ExtensionEntry, try_extension},
 };
 use serde_json::json;
 use std::{io::Write, path::PathBuf, process::ExitCode};
@@ -23,6 +26,8 @@ pub struct KernelsArgs {
 enum KernelsCommand {
     /// Compile modules of another project's kernels; no GPU is needed.
     Build(Box<BuildArgs>),
+    /// Take compiled kernels out of another project's package.
+    Fetch(fetch::FetchArgs),
     /// The modules that are there, and what each is for.
     List(ListArgs),
 }
@@ -124,6 +129,7 @@ impl ValueEnum for KindArg {
 pub fn run(args: &KernelsArgs) -> Result<ExitCode, CliError> {
     match &args.command {
         KernelsCommand::Build(a) => make(a),
+        KernelsCommand::Fetch(a) => fetch::run(a),
         KernelsCommand::List(a) => list(a),
     }
 }
@@ -170,6 +176,8 @@ fn list(a: &ListArgs) -> Result<ExitCode, CliError> {
     let folder = ModuleFolder::open(&folder(a.dir.as_ref())?)?;
     let checked = |m: &Entry| a.check.then(|| folder.try_module(m, None));
     let faults: Vec<_> = folder.modules().iter().map(|m| checked(m).and_then(Result::err)).collect();
+    let opened = |e: &ExtensionEntry| a.check.then(|| try_extension(&folder, e)).and_then(Result::err);
+    let extensions: Vec<_> = folder.extensions().iter().map(opened).collect();
     let mut out = std::io::stdout().lock();
     if a.json {
         let modules = folder.modules().iter().zip(&faults).map(|(m, fault)| {
@@ -179,19 +187,44 @@ fn list(a: &ListArgs) -> Result<ExitCode, CliError> {
             }
             of
         });
-        writeln!(out, "{}", json!({"folder": folder.path(), "modules": modules.collect::<Vec<_>>()}))?;
-    } else if folder.modules().is_empty() {
+        let fetched = folder.extensions().iter().zip(&extensions).map(|(e, fault)| {
+            let mut of = json!(e);
+            if a.check {
+                of["fault"] = json!(fault.as_ref().map(ToString::to_string));
+            }
+            of
+        });
+        let (modules, fetched): (Vec<_>, Vec<_>) = (modules.collect(), fetched.collect());
+        writeln!(out, "{}", json!({"folder": folder.path(), "modules": modules, "extensions": fetched}))?;
+    } else if folder.modules().is_empty() && folder.extensions().is_empty() {
         writeln!(
             out,
-            "no modules in {}; headway kernels build --help says how to make some",
+            "no modules in {}; headway kernels build --help and headway kernels fetch --help say how to get some",
             folder.path().display()
         )?;
     } else {
         writeln!(out, "{}", folder.path().display())?;
-        writeln!(out, "{}", table(folder.modules()).trim_fmt())?;
+        if !folder.modules().is_empty() {
+            writeln!(out, "{}", table(folder.modules()).trim_fmt())?;
+        }
+        if !folder.extensions().is_empty() {
+            writeln!(out, "{}", extension_table(folder.extensions()).trim_fmt())?;
+        }
         faults.iter().flatten().try_for_each(|fault| writeln!(out, "{fault}"))?;
+        extensions.iter().flatten().try_for_each(|fault| writeln!(out, "{fault}"))?;
     }
-    Ok(if faults.iter().any(Option::is_some) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let fault = faults.iter().any(Option::is_some) || extensions.iter().any(Option::is_some);
+    Ok(if fault { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn extension_table(extensions: &[ExtensionEntry]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(["EXTENSION", "VLLM", "BYTES", "FILE"]);
+    for e in extensions {
+        table.add_row([e.extension.name(), &e.vllm, &e.bytes.to_string(), &e.file]);
+    }
+    table
 }
 
 fn table(modules: &[Entry]) -> Table {

@@ -89,6 +89,7 @@ fn an_empty_folder_says_how_to_fill_it_and_a_manifest_that_is_none_is_named() {
     let home = TempDir::new().unwrap();
     let out = kernels(home.path(), &["list"]).fine().out;
     assert!(out.contains("no modules in") && out.contains("headway kernels build --help"), "{out}");
+    assert!(out.contains("headway kernels fetch --help"), "{out}");
     assert!(
         kernels(home.path(), &["list", "--json"]).fine().object()["modules"].as_array().unwrap().is_empty()
     );
@@ -140,4 +141,27 @@ fn a_compiler_that_fails_is_quoted_and_the_rest_is_kept() {
     fs::write(&nvcc, works).unwrap();
     let r = kernels(home.path(), &args).fine();
     assert!(r.err.contains("1 of 4 files are compiled already"), "{}", r.err);
+}
+
+#[test]
+fn fetched_files_are_listed_and_wheels_of_other_versions_refused() {
+    let home = TempDir::new().unwrap();
+    let fetch = |wheel: &str| kernels(home.path(), &["fetch", "flash-attn", "--wheel", wheel]);
+    fetch("vllm-0.9.0-cp38-abi3-manylinux1_x86_64.whl")
+        .refused(&["of vLLM 0.9.0", "this headway calls 0.33.0"]);
+    fetch("x.zip").refused(&["x.zip: not a wheel of vLLM 0.33.0"]);
+    kernels(home.path(), &["fetch", "flash-attn", "--python", "/nowhere/python3"])
+        .refused(&["pip download --no-deps vllm==0.33.0 failed", "--wheel FILE"]);
+    let entry = r#"{"file": "_flashmla_C.abi3.so", "extension": "flash_mla", "vllm": "0.33.0", "bytes": 4, "sha256": "00"}"#;
+    let manifest = format!(r#"{{"format": 1, "modules": [], "extensions": [{entry}]}}"#);
+    fs::write(home.path().join("manifest.json"), manifest).unwrap();
+    let table = kernels(home.path(), &["list"]).fine().out;
+    assert!(
+        table.contains("EXTENSION") && table.contains("flash_mla") && !table.contains("HEAD SIZE"),
+        "{table}"
+    );
+    let bad = kernels(home.path(), &["list", "--check", "--json"]);
+    assert_eq!(bad.code, Some(1));
+    let fault = &bad.object()["extensions"][0]["fault"];
+    assert!(fault.as_str().unwrap().contains("the manifest lists it, but it is not there"), "{fault}");
 }

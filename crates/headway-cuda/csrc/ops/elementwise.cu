@@ -36,6 +36,11 @@ template <int V> __device__ __forceinline__ void multiply(const Elementwise& p) 
 }
 KERNELS(multiply, Elementwise)
 
+template <int V> __device__ __forceinline__ void assign(const Elementwise& p) {
+    each<V, true>(p, [](float, float y) { return y; });
+}
+KERNELS(assign, Elementwise)
+
 template <int V> __device__ __forceinline__ void times_silu(const Elementwise& p) {
     each<V, true>(p, [](float x, float y) { return x * silu(y); });
 }

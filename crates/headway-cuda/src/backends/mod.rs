@@ -3,6 +3,9 @@
 mod common;
 pub mod cuda_attn;
 pub mod cuda_mla;
+mod extensions;
+pub mod flash_attn;
+pub mod flash_mla;
 pub mod flashinfer;
 pub mod flashinfer_mla;
 pub mod latent;
@@ -11,22 +14,28 @@ mod modules;
 
 pub use cuda_attn::CudaAttn;
 pub use cuda_mla::CudaMla;
+pub use flash_attn::FlashAttn;
+pub use flash_mla::FlashMla;
 pub use flashinfer::FlashInfer;
 pub use flashinfer_mla::FlashInferMla;
 pub use mamba2::Mamba2Attn;
 
 use headway_attention::{Registry, Result};
 
-/// Registers the CUDA backends, most preferred first. `FLASHINFER` stands before `CUDA_ATTN`: decodes are level, and its
-/// prefills on Hopper take half the time (`docs/gpu.md`); `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes
-/// on Hopper take half the time, with 16 they are level. Both are refused where their modules are not built.
+/// Registers the CUDA backends, most preferred first. `FLASH_ATTN` stands before `FLASHINFER`, and both before
+/// `CUDA_ATTN`: decodes are about level, and prefills on Hopper take half the time and less (`docs/gpu.md`);
+/// `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes on Hopper take half the time, with 16 they are level;
+/// `FLASHMLA` last: it is slower than both but in the largest batches.
+/// They are refused where their modules are not fetched or built.
 ///
 /// # Errors
 /// A name that is taken.
 pub fn register(registry: &mut Registry) -> Result<()> {
+    registry.register::<FlashAttn>()?;
     registry.register::<FlashInfer>()?;
     registry.register::<CudaAttn>()?;
     registry.register::<FlashInferMla>()?;
     registry.register::<CudaMla>()?;
+    registry.register::<FlashMla>()?;
     registry.register::<Mamba2Attn>()
 }

@@ -1,6 +1,7 @@
-//! The backends through the suite that every one goes through. `FLASHINFER` runs what its modules are built for.
+//! The backends through the suite that every one goes through. `FLASHINFER` runs what its modules are built for,
+//! `FLASH_ATTN` and `FLASHMLA` where they were fetched.
 
-use super::{Outcome, Test, mla};
+use super::{Outcome, Test, flash_attn, mla};
 use headway_attention::{
     AttentionError, DynBackend, KindTag, KvBuf, Registry, process::rules::ComputeCapability,
 };
@@ -21,11 +22,15 @@ pub const TESTS: &[Test] = &[
     ("attention: the backend suite, CUDA_MLA", |cx| run(cx, "CUDA_MLA", 1)),
     ("attention: the backend suite, FLASHINFER", |cx| flashinfer(cx, "FLASHINFER", 1)),
     ("attention: the backend suite, FLASHINFER_MLA", |cx| flashinfer(cx, "FLASHINFER_MLA", 1)),
+    ("attention: the backend suite, FLASH_ATTN", |cx| fetched(cx, "FLASH_ATTN", 1)),
+    ("attention: the backend suite, FLASHMLA", |cx| fetched(cx, "FLASHMLA", 1)),
     // So few cells that tools which watch every access are done with them soon.
     ("attention: CUDA_ATTN, a sample", |cx| run(cx, "CUDA_ATTN", 23)),
     ("attention: CUDA_MLA, a sample", |cx| run(cx, "CUDA_MLA", 23)),
     ("attention: FLASHINFER, a sample", |cx| flashinfer(cx, "FLASHINFER", 23)),
     ("attention: FLASHINFER_MLA, a sample", |cx| flashinfer(cx, "FLASHINFER_MLA", 23)),
+    ("attention: FLASH_ATTN, a sample", |cx| fetched(cx, "FLASH_ATTN", 23)),
+    ("attention: FLASHMLA, a sample", |cx| fetched(cx, "FLASHMLA", 23)),
 ];
 
 /// Bytes between the host and a CUDA device.
@@ -121,6 +126,10 @@ fn flashinfer(cx: &CudaExec, name: &str, every: usize) -> Outcome {
         Some(why) => Ok(why),
         None => run(cx, name, every),
     }
+}
+
+fn fetched(cx: &CudaExec, name: &str, every: usize) -> Outcome {
+    flash_attn::missing(name).map_or_else(|| run(cx, name, every), |why| Ok(format!("{name}: {why}")))
 }
 
 /// Every so many cells of a backend.

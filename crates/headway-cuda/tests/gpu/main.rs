@@ -7,6 +7,7 @@
 mod attention;
 mod compiled;
 mod device;
+mod flash_attn;
 mod mla;
 mod mla_graphs;
 mod ops;
@@ -22,7 +23,7 @@ pub type Outcome = Result<String, String>;
 pub type Test = (&'static str, fn(&CudaExec) -> Outcome);
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, ops::TESTS, attention::TESTS, mla::TESTS, state_space::TESTS].concat()
+    [device::TESTS, ops::TESTS, attention::TESTS, flash_attn::TESTS, mla::TESTS, state_space::TESTS].concat()
 }
 
 fn main() -> ExitCode {

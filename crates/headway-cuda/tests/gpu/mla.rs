@@ -4,7 +4,7 @@
 use super::{
     Outcome, Test,
     attention::{CudaMemory, backends, without_modules},
-    ensure, mla_graphs, text,
+    ensure, flash_attn, mla_graphs, text,
 };
 use headway_attention::{AttentionError, process::rules::ComputeCapability};
 use headway_cuda::{
@@ -18,6 +18,7 @@ use headway_testkit::suite::{Cell, SuiteConfig, run_suite_with};
 pub const TESTS: &[Test] = &[
     ("mla: keys in parts, prefills of several tiles, CUDA_MLA", long),
     ("mla: keys in parts, prefills of several tiles, FLASHINFER_MLA", long_flashinfer),
+    ("mla: keys in parts, prefills of several tiles, FLASHMLA", long_flash_mla),
     ("mla: contexts through a small workspace", small_workspace),
     ("mla: graphs of decodes with drafts and without", mla_graphs::run),
 ];
@@ -100,6 +101,14 @@ fn long_flashinfer(cx: &CudaExec) -> Outcome {
         requests(cx, name, &LONG, ("mixed bfloat16 kv=auto d=576/576 heads=2/1 block=32/16", 1), Some(512))?,
     ];
     Ok(said.join("\n"))
+}
+
+fn long_flash_mla(cx: &CudaExec) -> Outcome {
+    let name = "FLASHMLA";
+    if let Some(why) = flash_attn::missing(name) {
+        return Ok(why);
+    }
+    requests(cx, name, &LONG, ("decode bfloat16 kv=auto", 5), None)
 }
 
 fn small_workspace(cx: &CudaExec) -> Outcome {

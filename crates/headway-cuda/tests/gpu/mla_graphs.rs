@@ -4,7 +4,7 @@
 use super::{
     Outcome,
     attention::{CudaMemory, backends, without_modules},
-    ensure, text,
+    ensure, flash_attn, text,
 };
 use headway_attention::{
     AttentionError, AttentionGroup, AttnLayer, CommonAttentionMetadata, DynBackend, GroupInfo, KvBuf,
@@ -24,11 +24,12 @@ const DIMS: LatentDims = LatentDims {
     index_topk: None,
 };
 const WIDTH: usize = 576;
-const PAGE: usize = 16;
+// All that `FLASHMLA` takes.
+const PAGE: usize = 64;
 /// Requests of a recorded step.
 const REQS: usize = 8;
 /// Blocks of the longest request.
-const STRIDE: usize = 96;
+const STRIDE: usize = 24;
 /// Lengths of the steps that are replayed: short, long, divided, alone, and short again.
 const STEPS: [&[i32]; 5] =
     [&[5, 16, 17], &[1500, 3, 800, 64, 65, 1, 1033, 257], &[1531], &[700, 701], &[9; 8]];
@@ -37,8 +38,15 @@ pub fn run(cx: &CudaExec) -> Outcome {
     let mut said = vec![];
     for (heads, new) in [(16, 1), (128, 1), (16, 3), (64, 2), (128, 3)] {
         let mut answers: Vec<(String, Vec<Vec<f32>>)> = vec![];
-        for backend in backends().map_err(text)?.iter().filter(|b| b.rules().name.ends_with("_MLA")) {
+        for backend in backends().map_err(text)?.iter().filter(|b| b.rules().name.ends_with("MLA")) {
             let name = backend.rules().name.to_string();
+            if name == "FLASHMLA"
+                && let Some(why) =
+                    (new > 1).then(|| "no drafts".into()).or_else(|| flash_attn::missing(&name))
+            {
+                said.push(format!("{name}: {why}"));
+                continue;
+            }
             if name == "FLASHINFER_MLA"
                 && let Some(why) = without_modules(&name)?
             {

@@ -85,6 +85,18 @@ pub(crate) fn multiply(cx: &CudaExec, x: TensorMut<'_>, y: TensorRef<'_>) -> Res
     two(cx, "multiply", entries!("multiply"), x, y)
 }
 
+/// `x = y`, of rows that lie apart.
+///
+/// # Errors
+/// As [`add`].
+pub(crate) fn assign(cx: &CudaExec, x: &Rows, y: &Rows) -> Result<()> {
+    let what = "assign";
+    let x = x.float(what)?;
+    x.same_shape(what, y)?;
+    x.same_type(what, y)?;
+    run(cx, entries!("assign"), &x, y, PLAIN)
+}
+
 /// `x *= silu(gate)`.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 //! W_UK `[nope, rank]` before its W_UV `[v, rank]`. No matrix is copied or turned.
 
 use super::{
+    elementwise::assign,
     gemm::{Gemm, Product},
     rows::Rows,
 };
@@ -65,6 +66,31 @@ pub(crate) fn into_latents(
     x.width = d.nope;
     let out = matrix(cx, "queries in the latent space", out, w.dtype(), [x.tokens, d.heads, d.rank])?;
     Gemm::of(cx)?.run(cx, &head_product(w, d, 0, [d.rank, d.nope], true), &x, &out)
+}
+
+/// [`into_latents`] with the rotated parts behind: `out` is `[tokens, heads, rank + rope]`.
+///
+/// # Errors
+/// As [`into_latents`].
+pub(crate) fn into_rows(
+    cx: &CudaExec,
+    w: &CudaLinear,
+    d: &Dims,
+    q: TensorRef<'_>,
+    out: &Arc<dyn DeviceMem>,
+) -> Result<()> {
+    let x = Rows::of(cx, "latent query", q)?;
+    expect("latent query", q.shape(), x.tokens, d.heads, d.qk())?;
+    let rows = matrix(cx, "rows of queries", out, w.dtype(), [x.tokens, d.heads, d.latent()])?;
+    let size = w.dtype().size() as u64;
+    let part = |rows: &Rows, from: usize, width: usize| {
+        let mut part = Rows { width, ..*rows };
+        part.arg.at += from as u64 * size;
+        part
+    };
+    let product = head_product(w, d, 0, [d.rank, d.nope], true);
+    Gemm::of(cx)?.run(cx, &product, &part(&x, 0, d.nope), &part(&rows, 0, d.rank))?;
+    assign(cx, &part(&rows, d.rank, d.rope), &part(&x, d.nope, d.rope))
 }
 
 /// Weighted latents `[tokens, heads, rank]` out of the latent space: `out` is `[tokens, heads x v]`.

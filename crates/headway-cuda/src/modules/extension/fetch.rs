@@ -8,7 +8,7 @@ use std::{
     fs,
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 /// The platform of the wheel, as pip writes it: whatever Python runs pip.
@@ -99,9 +99,11 @@ fn download(python: &Path, to: &Path, say: &mut dyn FnMut(String)) -> Result<Pat
     pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]);
     pip.args(PLATFORM).arg("--dest").arg(to).arg(format!("vllm=={VLLM}"));
     let command = format!("{} -m pip download --no-deps vllm=={VLLM}", python.display());
-    say(format!("{command} (340 MB)"));
     let failed = |why: String| ExtensionError::Pip { command: command.clone(), why };
-    let out = pip.output().map_err(|e| failed(e.to_string()))?;
+    let child = pip.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|e| failed(e.to_string()))?;
+    say(format!("{command} (340 MB)"));
+    let out = child.wait_with_output().map_err(|e| failed(e.to_string()))?;
     if !out.status.success() {
         let words = String::from_utf8_lossy(&out.stderr);
         let last: Vec<_> = words.lines().filter(|l| !l.trim().is_empty()).rev().take(3).collect();

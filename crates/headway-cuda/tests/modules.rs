@@ -1,7 +1,7 @@
 //! Folders of modules that are not what they should be, with modules made here by the C compiler. Needs no device.
 
 use headway_cuda::modules::{
-    Entry, FLASHINFER, Kind, MANIFEST, Manifest, Mask, ModuleError, ModuleFolder, RECIPE,
+    Entry, FLASHINFER, Kind, MANIFEST, Manifest, Mask, ModuleError, ModuleFolder, RECIPE, Want,
 };
 use std::{
     fs,
@@ -44,6 +44,13 @@ fn entry(kind: Kind, path: &Path) -> Entry {
     }
 }
 
+/// The file of a kind's module, as it is asked for.
+fn name(kind: Kind) -> String {
+    let head_size = if kind.is_mla() { 512 } else { 128 };
+    let (dtype, arch) = ("bfloat16", Some("sm_90a"));
+    Want { kind, dtype, head_size, sliding_window: false, soft_cap: false, arch }.file()
+}
+
 /// What a kind's fake is compiled with; `None`: the numbers that it should have.
 fn macros(kind: Kind, plan: Option<i32>, run: Option<i32>) -> [String; 3] {
     let [(_, plan_args), (name, run_args)] = kind.functions() else { panic!("{kind} has two functions") };
@@ -66,7 +73,7 @@ fn folder(
     change: impl FnOnce(&Path, &mut Entry),
 ) -> (tempfile::TempDir, ModuleFolder, Entry) {
     let dir = tempfile::tempdir().unwrap();
-    let path = compile(dir.path(), "fake.so", macros);
+    let path = compile(dir.path(), &name(kind), macros);
     let mut one = entry(kind, &path);
     change(&path, &mut one);
     let manifest = Manifest { modules: vec![one.clone()], ..Manifest::default() };
@@ -85,7 +92,7 @@ fn refused(
     let e = folder.try_module(&entry, arch).unwrap_err();
     let text = e.to_string();
     // Every error names the file, by its whole path.
-    assert!(text.contains(&dir.path().join("fake.so").display().to_string()), "{text}");
+    assert!(text.contains(&dir.path().join(name(kind)).display().to_string()), "{text}");
     e
 }
 
@@ -164,6 +171,26 @@ fn functions_that_are_missing_or_take_other_arguments() {
     // A module of latent attention is none of softmax attention.
     let e = refused(Kind::Fa2, &right(Kind::MlaFa2), |_, _| {}, None);
     assert!(matches!(&e, ModuleError::Arguments { listed: false, .. }), "{e}");
+}
+
+/// A file with the right sum, described as another module: its kernels would be called with sizes that they weren't compiled for.
+#[test]
+fn entries_of_other_modules() {
+    let changes: [(&str, fn(&mut Entry)); 6] = [
+        ("d64", |e| e.head_size = 64),
+        ("float16", |e| e.dtype = "float16".into()),
+        ("-window", |e| e.sliding_window = true),
+        ("-softcap", |e| e.soft_cap = true),
+        ("sm_80", |e| e.arch = "sm_80".into()),
+        ("mla_fa2", |e| e.kind = Kind::MlaFa2),
+    ];
+    for (part, change) in changes {
+        for kind in [Kind::Fa3, Kind::MlaFa3] {
+            let e = refused(kind, &right(kind), |_, one| change(one), None);
+            assert!(matches!(e, ModuleError::Name { .. }), "{e}");
+            says(&e, &["the manifest describes it as", part]);
+        }
+    }
 }
 
 #[test]

@@ -40,11 +40,11 @@ pub enum TensorError {
         expected: String,
     },
     /// Memory could not be had.
-    #[error("out of memory: {bytes} bytes for {what} could not be allocated")]
+    #[error("out of memory: {}", memory(what, *bytes))]
     OutOfMemory {
         /// What the memory was for.
         what: String,
-        /// Bytes asked for.
+        /// Bytes asked for; 0 where whoever asked does not say: a driver that loads code, a library.
         bytes: u64,
     },
     /// The device, its driver or its compiler failed.
@@ -58,6 +58,13 @@ pub enum TensorError {
     /// The operation is not offered for these arguments.
     #[error("{0}")]
     Unsupported(String),
+}
+
+fn memory(what: &str, bytes: u64) -> String {
+    match bytes {
+        0 => what.to_owned(),
+        _ => format!("{bytes} bytes for {what} could not be allocated"),
+    }
 }
 
 impl TensorError {

@@ -1,5 +1,6 @@
 //! What can go wrong on a CUDA device: what was asked, the driver's or compiler's own words, and what to do.
 
+use crate::modules::{ModuleError, extension::ExtensionError};
 use cudarc::driver::{DriverError, sys::CUresult};
 use headway_attention::AttentionError;
 use headway_tensor::{Device, TensorError};
@@ -102,10 +103,10 @@ pub enum CudaError {
     },
     /// A module of other kernels.
     #[error(transparent)]
-    Module(#[from] crate::modules::ModuleError),
+    Module(#[from] ModuleError),
     /// An extension module.
     #[error(transparent)]
-    Extension(#[from] crate::modules::extension::ExtensionError),
+    Extension(#[from] ExtensionError),
     /// An argument that can't be.
     #[error("{0}")]
     Argument(String),
@@ -153,6 +154,24 @@ pub(crate) fn is_out_of_memory(e: &DriverError) -> bool {
     e.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }
 
+impl CudaError {
+    /// Whether memory was used up, in whoever's words: the driver loads code at a kernel's first launch, cuBLASLt and other projects'
+    /// modules allocate by themselves.
+    fn is_about_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } => true,
+            Self::Driver { name, .. } => name == "CUDA_ERROR_OUT_OF_MEMORY",
+            Self::Blas { words, .. } => words == "CUBLAS_STATUS_ALLOC_FAILED",
+            Self::Module(ModuleError::Raised { message: words, .. })
+            | Self::Extension(ExtensionError::Failed { why: words, .. }) => {
+                let says = ["out of memory", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation"];
+                says.iter().any(|w| words.contains(w))
+            }
+            _ => false,
+        }
+    }
+}
+
 impl From<CudaError> for TensorError {
     fn from(e: CudaError) -> Self {
         match e {
@@ -161,6 +180,7 @@ impl From<CudaError> for TensorError {
             CudaError::OutOfMemory { device, bytes, free, total } => {
                 Self::OutOfMemory { what: format!("{device} ({free} of {total} bytes are free)"), bytes }
             }
+            e if e.is_about_memory() => Self::OutOfMemory { what: e.to_string(), bytes: 0 },
             e => Self::Device { kind: "cuda", failure: e.to_string() },
         }
     }
@@ -193,6 +213,39 @@ mod tests {
         let e = TensorError::from(oom);
         assert!(matches!(e, TensorError::OutOfMemory { bytes: 100, .. }));
         assert!(e.to_string().contains("cuda:1 (7 of 50 bytes are free)"), "{e}");
+        // Whoever's words they are; a step's request is given up for them, and not all of them.
+        let raised = |message: &str| {
+            let (path, function, kind) = ("fa2.so".into(), "paged_run".into(), "RuntimeError".into());
+            CudaError::Module(ModuleError::Raised { path, function, kind, message: message.into() })
+        };
+        let blas = |words: &str| CudaError::Blas { doing: "a product".into(), words: words.into() };
+        for e in [
+            CudaError::Driver {
+                doing: "launching attend".into(),
+                name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+                words: "out of memory".into(),
+            },
+            raised("CUDA Error: out of memory (2) in cudaFuncSetAttribute"),
+            raised("cudaErrorMemoryAllocation"),
+            CudaError::Extension(ExtensionError::Failed {
+                path: "fa3.so".into(),
+                function: "fwd",
+                why: "a tensor: CUDA_ERROR_OUT_OF_MEMORY".into(),
+            }),
+            blas("CUBLAS_STATUS_ALLOC_FAILED"),
+        ] {
+            let says = e.to_string();
+            let e = TensorError::from(e);
+            assert!(e.is_out_of_memory() && e.to_string() == format!("out of memory: {says}"), "{e}");
+        }
+        let launch = CudaError::Driver {
+            doing: "launching attend".into(),
+            name: "CUDA_ERROR_ILLEGAL_ADDRESS".into(),
+            words: "an illegal memory access was encountered".into(),
+        };
+        for e in [launch, raised("Buffer overflow"), blas("CUBLAS_STATUS_EXECUTION_FAILED")] {
+            assert!(!TensorError::from(e).is_out_of_memory());
+        }
         let e = TensorError::from(CudaError::Argument("no".into()));
         assert_eq!(e, TensorError::Unsupported("no".into()));
         assert!(TensorError::from(CudaError::NoDriver).to_string().starts_with("cuda: no NVIDIA driver"));

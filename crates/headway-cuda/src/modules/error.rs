@@ -33,6 +33,14 @@ pub enum ModuleError {
         /// The manifest's.
         expected: u64,
     },
+    /// Its entry in the manifest is another module's.
+    #[error("{}: the manifest describes it as what {named} would be: one of them was changed; {REBUILD}", path.display())]
+    Name {
+        /// The file.
+        path: PathBuf,
+        /// The name that a module of the entry's kind, type, sizes and architecture has.
+        named: String,
+    },
     /// It is no shared library.
     #[error("{}: not a shared library of this machine: {why}; {REBUILD}", path.display())]
     NotElf {

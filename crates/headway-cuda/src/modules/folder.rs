@@ -91,6 +91,11 @@ impl ModuleFolder {
         if entry.flashinfer != FLASHINFER {
             return Err(ModuleError::Version { path, found: entry.flashinfer.clone() });
         }
+        // A kernel never asks what sizes it is called with: what an entry says of its file is held against the file's name.
+        let named = entry.want().file();
+        if entry.file != named {
+            return Err(ModuleError::Name { path, named });
+        }
         for &(function, expected) in entry.kind.functions() {
             match entry.functions.get(function) {
                 Some(&n) if n == expected => {}

@@ -160,6 +160,18 @@ impl Want<'_> {
 }
 
 impl Entry {
+    /// What would be asked for to get this.
+    pub fn want(&self) -> Want<'_> {
+        Want {
+            kind: self.kind,
+            dtype: &self.dtype,
+            head_size: self.head_size,
+            sliding_window: self.sliding_window,
+            soft_cap: self.soft_cap,
+            arch: Some(&self.arch),
+        }
+    }
+
     /// Whether this is what is asked for.
     pub fn is(&self, want: &Want<'_>) -> bool {
         self.recipe == RECIPE

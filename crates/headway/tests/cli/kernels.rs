@@ -84,6 +84,23 @@ fn modules_are_built_listed_and_left_alone() {
     assert_eq!(calls(), 8);
 }
 
+/// Builds that are begun at once in one folder: one does the work, the others wait and find it done.
+#[test]
+fn builds_of_one_folder_take_turns() {
+    let (packages, home) = (packages("0.7.4"), TempDir::new().unwrap());
+    let given = ["--packages", packages.path().to_str().unwrap(), "--json"];
+    let runs: Vec<_> = std::thread::scope(|s| {
+        let begun: Vec<_> =
+            (0..3).map(|_| s.spawn(|| kernels(home.path(), &[&BUILD[..], &given].concat()).fine())).collect();
+        begun.into_iter().map(|r| r.join().unwrap().object()).collect()
+    });
+    let built = runs.iter().filter(|r| !r["built"].as_array().unwrap().is_empty()).count();
+    let calls = fs::read_to_string(packages.path().join("calls")).unwrap().lines().count();
+    assert_eq!((built, calls), (1, 4), "{runs:?}");
+    let listed = kernels(home.path(), &["list", "--json", "--check"]).fine().object();
+    assert_eq!(listed["modules"].as_array().unwrap().len(), 1);
+}
+
 #[test]
 fn an_empty_folder_says_how_to_fill_it_and_a_manifest_that_is_none_is_named() {
     let home = TempDir::new().unwrap();

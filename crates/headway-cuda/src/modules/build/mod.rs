@@ -115,7 +115,15 @@ pub fn build(
     say: &mut (dyn FnMut(String) + Send),
 ) -> Result<BuildReport, BuildError> {
     let mut report = BuildReport::default();
-    fs::create_dir_all(&options.folder).map_err(|e| BuildError::file(&options.folder, e))?;
+    let objects = options.folder.join(".build");
+    fs::create_dir_all(&objects).map_err(|e| BuildError::file(&objects, e))?;
+    // Builds of one folder take turns: they share objects. The second then finds what the first has built.
+    let lock = objects.join(".lock");
+    let turn = fs::File::create(&lock).map_err(|e| BuildError::file(&lock, e))?;
+    if turn.try_lock().is_err() {
+        say(format!("another build in {} is under way; waiting for its end", options.folder.display()));
+        turn.lock().map_err(|e| BuildError::file(&lock, e))?;
+    }
     let mut folder = ModuleFolder::open(&options.folder)?;
     let mut jobs = vec![];
     for want in options.wants()? {

@@ -227,6 +227,10 @@ impl Engine for LlmEngine {
         Ok(())
     }
 
+    fn took_part(&self, id: RequestId) -> bool {
+        self.plan.requests.iter().any(|r| r.id == id)
+    }
+
     fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }

@@ -87,6 +87,10 @@ pub trait Engine {
     /// A step that failed as a whole; nothing of it counts.
     fn step(&mut self, events: &mut Vec<Event>) -> Result<(), StepError>;
 
+    /// Whether the last step computed tokens of a request: where that step failed as a whole, those that it failed for. The others
+    /// lost nothing and can go on.
+    fn took_part(&self, id: RequestId) -> bool;
+
     /// Whether no request is queued or running.
     fn is_idle(&self) -> bool;
 

@@ -180,10 +180,15 @@ impl<E: Engine> Driver<E> {
         }
         match outcome {
             Ok(()) => self.failed_steps = 0,
-            // Nothing of the step counts, and the same may come again: whoever took part learns of it.
+            // Nothing of the step counts, and the same may come again: whoever took part learns of it, who waits doesn't.
             Err(e) => {
-                tracing::error!(error = %e, requests = self.active.len(), "a step failed");
-                self.end_all(&Ended::StepFailed(e.to_string()));
+                let took_part = |id: &&RequestId| self.engine.took_part(**id);
+                let mut ids: Vec<RequestId> = self.active.keys().filter(took_part).copied().collect();
+                if ids.is_empty() {
+                    ids = self.active.keys().copied().collect();
+                }
+                tracing::error!(error = %e, requests = ids.len(), "a step failed");
+                self.end(&ids, &Ended::StepFailed(e.to_string()));
                 self.failed_steps += 1;
                 if self.failed_steps == MAX_FAILED_STEPS {
                     return Err(format!("{MAX_FAILED_STEPS} steps failed one after another, the last: {e}"));
@@ -245,10 +250,17 @@ impl<E: Engine> Driver<E> {
     }
 
     fn end_all(&mut self, why: &Ended) {
-        for (id, active) in std::mem::take(&mut self.active) {
-            self.engine.abort(id);
-            active.end(why.clone());
-            self.metrics.failed();
+        let ids: Vec<RequestId> = self.active.keys().copied().collect();
+        self.end(&ids, why);
+    }
+
+    fn end(&mut self, ids: &[RequestId], why: &Ended) {
+        for id in ids {
+            self.engine.abort(*id);
+            if let Some(active) = self.active.remove(id) {
+                active.end(why.clone());
+                self.metrics.failed();
+            }
         }
     }
 

@@ -144,6 +144,10 @@ impl Engine for Fake {
         Ok(())
     }
 
+    fn took_part(&self, id: RequestId) -> bool {
+        self.requests.keys().take(self.running()).any(|r| *r == id)
+    }
+
     fn is_idle(&self) -> bool {
         self.requests.is_empty()
     }

@@ -36,6 +36,24 @@ fn a_failed_step_ends_those_in_it_and_the_server_lives() {
 }
 
 #[test]
+fn a_failed_step_leaves_those_that_wait() {
+    let server = Running::start();
+    server.knobs.max_running.store(2, SeqCst);
+    let long = json!({"prompt": "a", "max_tokens": 5000, "stream": true});
+    let mut running = [server.open(TEXT, &long), server.open(TEXT, &long)];
+    running.iter_mut().for_each(|r| drop(r.read_until("data: ")));
+    let mut waiting = server.open(TEXT, &json!({"prompt": "b", "max_tokens": 20, "stream": true}));
+    until("it waits", || server.metric("headway:num_requests_waiting") == 1.0);
+    server.knobs.failing_steps.store(1, SeqCst);
+    for r in running {
+        assert!(r.rest().contains("failed in a step"));
+    }
+    let rest = waiting.rest();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && !rest.contains("failed"), "{rest}");
+    assert_eq!(server.metric("headway:request_success_total{finished_reason=\"error\"}"), 2.0);
+}
+
+#[test]
 fn an_engine_that_only_fails_ends_the_server() {
     let server = Running::start();
     server.knobs.failing_steps.store(1000, SeqCst);

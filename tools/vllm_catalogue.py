@@ -280,7 +280,7 @@ def main():
             d.pop(own, None)
     # Selection does not ask for these: a model names its backend where it needs one that has them.
     defaults["rules"] |= {
-        f"supports_{f}": True for f in ["different_v_head_size", "logit_soft_cap", "alibi"]
+        f"supports_{f}": True for f in ["different_v_head_size", "logit_soft_cap", "alibi", "chunked_local"]
     }
     for b in entries:
         for s in sections:

@@ -131,3 +131,45 @@ fn preferred_block_sizes() {
     assert_eq!(rules.preferred_block_size(24), 16);
     assert_eq!(RuleBook { preferred_block_size: Some(32), ..rules }.preferred_block_size(64), 32);
 }
+
+#[test]
+fn what_stands_back_is_chosen_by_name_or_where_nothing_else_fits() -> Result<()> {
+    use headway_attention::process::select::{Candidate, choose};
+    /// A rule book, and why it stands back.
+    struct Slow(RuleBook, Option<&'static str>);
+    impl Candidate for Slow {
+        fn rules(&self) -> &RuleBook {
+            &self.0
+        }
+        fn combination(&self, _: &LayerNeed) -> Option<Refusal> {
+            None
+        }
+        fn stands_back(&self, _: &LayerNeed) -> Option<Refusal> {
+            self.1.map(Refusal::from)
+        }
+    }
+    let of = |name: &'static str, supports_sinks, why| {
+        Slow(RuleBook { name: name.into(), supports_sinks, ..RuleBook::default() }, why)
+    };
+    let all = [of("SLOW", true, Some("its faster module is missing")), of("PLAIN", false, None)];
+    let need = LayerNeed::default();
+    let choice = choose(&all, "layer 0", &need, None)?;
+    assert_eq!((choice.chosen, choice.refused.len()), (1, 1));
+    assert_eq!(choice.refused[0].backend, "SLOW");
+    assert_eq!(choice.refused[0].reasons, [Refusal::from("its faster module is missing")]);
+    let named = choose(&all, "layer 0", &need, Some((0, "--attention-backend")))?;
+    assert_eq!((named.chosen, named.refused.len()), (0, 0));
+    let sinks = LayerNeed { has_sinks: true, ..need };
+    let alone = choose(&all, "layer 0", &sinks, None)?;
+    assert_eq!((alone.chosen, alone.refused[0].backend.as_str()), (0, "PLAIN"));
+    Ok(())
+}
+
+#[test]
+fn chunks_are_asked_for() {
+    let chunked = LayerNeed { use_chunked_local: true, ..need() };
+    let e = name(&chunked, &BackendRequest::default()).unwrap_err().to_string();
+    assert!(e.contains("HOST_ATTN: [chunked local attention not supported]"), "{e}");
+    let takes = RuleBook { supports_chunked_local: true, ..RuleBook::default() };
+    assert!(takes.refusals(&LayerNeed { use_chunked_local: true, ..LayerNeed::default() }).is_empty());
+}

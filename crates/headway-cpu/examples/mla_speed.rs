@@ -175,7 +175,7 @@ impl Bench {
             },
             &config,
         )?;
-        let plan = CpuMlaBuilder::plan(&self.group, &CpuMla::rules(), &config);
+        let plan = CpuMlaBuilder::plan(&self.group, &CpuMla::rules(), &config)?;
         let mut builder = CpuMlaBuilder::new(&self.cx, &self.group, &plan, &config)?;
         let starts = Dual::from_vec((0..=self.requests as i32).collect());
         let lengths = vec![self.context as i32; self.requests];

@@ -94,7 +94,7 @@ fn state_space(cx: &CpuExec, ssm: DType, requests: usize, new: usize, context: u
         ..GroupInfo::new(KvCacheSpec::Mamba(spec), HEADS)
     };
     let config = Mamba2Config::default();
-    let plan = Mamba2Builder::plan(&info, &RuleBook::default(), &config);
+    let plan = Mamba2Builder::plan(&info, &RuleBook::default(), &config)?;
     let mut builder = Mamba2Builder::new(cx, &info, &plan, &config)?;
     let vector = |v: Vec<f32>| Tensor::from_slice(cx, &v, &[v.len()]);
     let conv_weight = Tensor::from_slice(cx, &values(CHANNELS * TAPS), &[CHANNELS, TAPS])?;
@@ -139,7 +139,7 @@ fn attention(cx: &CpuExec, requests: usize, context: usize) -> Result<f64> {
         ..GroupInfo::new(KvCacheSpec::Full(spec), heads)
     };
     let config = CpuAttnConfig::default();
-    let plan = CpuAttnBuilder::plan(&info, &RuleBook::default(), &config);
+    let plan = CpuAttnBuilder::plan(&info, &RuleBook::default(), &config)?;
     let mut builder = CpuAttnBuilder::new(cx, &info, &plan, &config)?;
     let layer = CpuAttnLayer::new(
         &AttentionArgs {

@@ -94,7 +94,7 @@ fn step(lens: &[(i32, i32)]) -> CommonAttentionMetadata {
 }
 
 fn builder(cx: &CpuExec, group: &GroupInfo, config: &CpuMlaConfig) -> CpuMlaBuilder {
-    let plan = CpuMlaBuilder::plan(group, &CpuMla::rules(), config);
+    let plan = CpuMlaBuilder::plan(group, &CpuMla::rules(), config).unwrap();
     CpuMlaBuilder::new(cx, group, &plan, config).unwrap()
 }
 
@@ -169,7 +169,7 @@ fn the_workspace_is_filled_as_often_as_the_context_needs_and_reported_as_it_is()
     assert_eq!(passes(None), 2, "the context, then the new tokens");
     assert_eq!(passes(Some(96)), 4, "280 tokens of context in three, 20 new ones");
     assert_eq!(passes(Some(16)), 20);
-    let bytes = |c: &CpuMlaConfig| CpuMlaBuilder::plan(&group, &CpuMla::rules(), c).workspace_bytes;
+    let bytes = |c: &CpuMlaConfig| CpuMlaBuilder::plan(&group, &CpuMla::rules(), c).unwrap().workspace_bytes;
     let (small, large) =
         (CpuMlaConfig { workspace_tokens: Some(16) }, CpuMlaConfig { workspace_tokens: Some(416) });
     // 400 tokens more: float32 keys and values of each head, their slice, their latents.
@@ -189,7 +189,7 @@ fn drafts_and_batch_invariance_raise_what_counts_as_a_decode() {
     assert_eq!((sizes(&invariant).threshold, sizes(&invariant).prefill_rows), (512, 0));
     let rules = CpuMla::rules();
     assert_eq!(
-        CpuMlaBuilder::plan(&invariant, &rules, &CpuMlaConfig::default()).reorder_batch_threshold,
+        CpuMlaBuilder::plan(&invariant, &rules, &CpuMlaConfig::default()).unwrap().reorder_batch_threshold,
         Some(512)
     );
 }

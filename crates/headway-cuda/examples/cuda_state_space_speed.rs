@@ -83,7 +83,7 @@ fn layer(cx: &CudaExec, requests: usize, new: usize, context: usize) -> Result<f
         ..GroupInfo::new(KvCacheSpec::Mamba(spec), HEADS)
     };
     let config = Mamba2Config::default();
-    let plan = Mamba2Builder::plan(&info, &RuleBook::default(), &config);
+    let plan = Mamba2Builder::plan(&info, &RuleBook::default(), &config)?;
     let mut builder = Mamba2Builder::new(cx, &info, &plan, &config)?;
     let vector = |v: Vec<f32>| Tensor::from_slice(cx, &v, &[v.len()]);
     let conv_weight = Tensor::from_slice(cx, &values(CHANNELS * TAPS), &[CHANNELS, TAPS])?;

@@ -49,7 +49,7 @@ impl MetadataBuilder for ScarceBuilder {
     type Config = CpuAttnConfig;
     type Metadata = <CpuAttnBuilder as MetadataBuilder>::Metadata;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, config: &CpuAttnConfig) -> BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, config: &CpuAttnConfig) -> Result<BuilderPlan> {
         CpuAttnBuilder::plan(group, rules, config)
     }
 

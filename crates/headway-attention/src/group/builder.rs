@@ -68,6 +68,9 @@ pub struct GroupInfo {
     pub batch_invariant: bool,
     /// Ranks that share a request's tokens.
     pub context_parallel: ContextParallel,
+    /// An earlier group's metadata serve this one with another block table, and the memory that layers run in with
+    /// them; set where groups are formed.
+    pub shares_metadata: bool,
 }
 
 impl GroupInfo {
@@ -88,6 +91,7 @@ impl GroupInfo {
             num_speculative_tokens: 0,
             batch_invariant: false,
             context_parallel: ContextParallel::default(),
+            shares_metadata: false,
         }
     }
 }
@@ -137,7 +141,7 @@ pub struct DecodeSplit {
 /// let slots = View::from_vec(vec![88, 112, 113, 114]);
 /// let common = CommonAttentionMetadata::new(inputs.into(), Dual::from_vec(vec![5, 7]), 1, slots)?;
 /// let group = GroupInfo::new(KvCacheSpec::Full(AttentionSpec::new(16, 2, 64, DType::BF16)), 8);
-/// let plan = Lengths::plan(&group, &RuleBook::default(), &());
+/// let plan = Lengths::plan(&group, &RuleBook::default(), &())?;
 /// let metadata = Lengths::new(&Host, &group, &plan, &())?.build(&Host, &common)?;
 /// assert_eq!(Lengths::split(&metadata), DecodeSplit { decodes: 1, decode_tokens: 1 });
 /// assert_eq!(metadata.seq_lens.host(), Some(&[9, 3][..]));
@@ -154,14 +158,17 @@ pub trait MetadataBuilder: Sized + Send + 'static {
     const UPDATES_BLOCK_TABLE: bool = false;
 
     /// Decides support and sizes; by default the rule book's.
-    fn plan(group: &GroupInfo, rules: &RuleBook, config: &Self::Config) -> BuilderPlan {
+    ///
+    /// # Errors
+    /// A group that the backend can't serve, as [`MetadataBuilder::new`] would say.
+    fn plan(group: &GroupInfo, rules: &RuleBook, config: &Self::Config) -> Result<BuilderPlan> {
         let _ = (group, config);
-        BuilderPlan {
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
             persistent_bytes: 0,
             workspace_bytes: 0,
-        }
+        })
     }
 
     /// Allocates the persistent buffers that the plan promised.

@@ -39,6 +39,7 @@ impl AttentionGroup {
         num_micro_batches: usize,
         shares_with: Option<usize>,
     ) -> Result<Self> {
+        let info = GroupInfo { shares_metadata: shares_with.is_some(), ..info };
         let plan = backend.plan(&info, config)?;
         let factor = info.blocks_per_manager_block()?;
         let size = info.spec.block_size();

@@ -117,4 +117,11 @@ pub trait AttentionBackend: 'static {
         let _ = need;
         None
     }
+
+    /// Why it stands back for other backends that fit, though it fits: it is slower as things are here (a better
+    /// kernel is not built). It is chosen where it is asked for by name or nothing else fits.
+    fn stands_back(need: &LayerNeed) -> Option<Refusal> {
+        let _ = need;
+        None
+    }
 }

@@ -275,6 +275,11 @@ pub trait DynBackend: Send + Sync {
     fn rules(&self) -> &RuleBook;
     /// [`AttentionBackend::combination`].
     fn combination(&self, need: &LayerNeed) -> Option<Refusal>;
+    /// [`AttentionBackend::stands_back`].
+    fn stands_back(&self, need: &LayerNeed) -> Option<Refusal> {
+        let _ = need;
+        None
+    }
     /// [`AttentionBackend::customize_spec`].
     fn customize_spec(&self, spec: KvCacheSpec) -> KvCacheSpec;
     /// Parses the backend's configuration table; `None` is the default.
@@ -287,6 +292,9 @@ pub trait DynBackend: Send + Sync {
     /// Whether the builder can swap a block table in finished metadata.
     fn updates_block_table(&self) -> bool;
     /// [`MetadataBuilder::plan`].
+    ///
+    /// # Errors
+    /// The builder's own.
     fn plan(&self, group: &GroupInfo, config: &ErasedConfig) -> Result<BuilderPlan>;
     /// Constructs a builder.
     ///
@@ -333,6 +341,10 @@ impl<B: AttentionBackend<Kind: PickArgs>> DynBackend for Erased<B> {
         B::combination(need)
     }
 
+    fn stands_back(&self, need: &LayerNeed) -> Option<Refusal> {
+        B::stands_back(need)
+    }
+
     fn customize_spec(&self, spec: KvCacheSpec) -> KvCacheSpec {
         B::customize_spec(spec)
     }
@@ -366,7 +378,7 @@ impl<B: AttentionBackend<Kind: PickArgs>> DynBackend for Erased<B> {
     }
 
     fn plan(&self, group: &GroupInfo, config: &ErasedConfig) -> Result<BuilderPlan> {
-        Ok(B::Builder::plan(group, &self.rules, self.config(config)?.borrow()))
+        B::Builder::plan(group, &self.rules, self.config(config)?.borrow())
     }
 
     fn builder(

@@ -40,6 +40,11 @@ pub trait Candidate {
     }
     /// A combination that no field can say.
     fn combination(&self, need: &LayerNeed) -> Option<Refusal>;
+    /// Why others that fit go first, though it fits.
+    fn stands_back(&self, need: &LayerNeed) -> Option<Refusal> {
+        let _ = need;
+        None
+    }
     /// Why it can't be used whatever the layer (a library that is missing).
     fn unavailable(&self) -> Option<Refusal> {
         None
@@ -52,6 +57,9 @@ impl Candidate for Arc<dyn DynBackend> {
     }
     fn combination(&self, need: &LayerNeed) -> Option<Refusal> {
         (**self).combination(need)
+    }
+    fn stands_back(&self, need: &LayerNeed) -> Option<Refusal> {
+        (**self).stands_back(need)
     }
 }
 
@@ -117,7 +125,7 @@ pub struct Refused {
 pub struct Choice {
     /// Index of the chosen candidate.
     pub chosen: usize,
-    /// Candidates that don't fit, in priority order.
+    /// Candidates that don't fit, or stand back for the chosen one, in priority order.
     pub refused: Vec<Refused>,
     /// What the user should know.
     pub warnings: Vec<String>,
@@ -178,7 +186,10 @@ pub fn choose<C: Candidate>(
     need: &LayerNeed,
     named: Option<(usize, &str)>,
 ) -> Result<Choice> {
-    let all: Vec<Vec<Refusal>> = candidates.iter().map(|c| reasons(c, need)).collect();
+    let mut all: Vec<Vec<Refusal>> = candidates.iter().map(|c| reasons(c, need)).collect();
+    if named.is_none() {
+        stand_back(candidates, need, &mut all);
+    }
     let refused = || -> Vec<Refused> {
         let name = |i: usize| candidates[i].rules().name.to_string();
         let bad = all.iter().enumerate().filter(|(_, r)| !r.is_empty());
@@ -195,6 +206,18 @@ pub fn choose<C: Candidate>(
     };
     let warnings = block_size_warning(candidates, &all[..chosen], chosen, need).into_iter().collect();
     Ok(Choice { chosen, refused: refused(), warnings })
+}
+
+/// Adds why some of those that fit stand back, unless all of them do.
+fn stand_back<C: Candidate>(candidates: &[C], need: &LayerNeed, all: &mut [Vec<Refusal>]) {
+    let fits = all.iter().map(Vec::is_empty);
+    let why: Vec<_> =
+        candidates.iter().zip(fits).map(|(c, fits)| fits.then(|| c.stands_back(need))).collect();
+    if why.iter().any(|w| matches!(w, Some(None))) {
+        for (reasons, why) in all.iter_mut().zip(why) {
+            reasons.extend(why.flatten());
+        }
+    }
 }
 
 fn list(reasons: &[Refusal]) -> String {

@@ -29,7 +29,7 @@ fn builder(cx: &CpuExec, l: &Layer, spec: KvCacheSpec) -> CpuAttnBuilder {
         ..GroupInfo::new(spec, l.heads)
     };
     let config = CpuAttnConfig::default();
-    let plan = CpuAttnBuilder::plan(&info, &CpuAttn::rules(), &config);
+    let plan = CpuAttnBuilder::plan(&info, &CpuAttn::rules(), &config).unwrap();
     CpuAttnBuilder::new(cx, &info, &plan, &config).unwrap()
 }
 

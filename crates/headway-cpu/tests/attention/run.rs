@@ -79,7 +79,7 @@ pub fn exec(isa: Isa, threads: usize) -> CpuExec {
 pub fn builder(cx: &CpuExec, l: &Layer, windowed: bool) -> CpuAttnBuilder {
     let group = l.group(windowed);
     let config = CpuAttnConfig::default();
-    let plan: BuilderPlan = CpuAttnBuilder::plan(&group, &CpuAttn::rules(), &config);
+    let plan: BuilderPlan = CpuAttnBuilder::plan(&group, &CpuAttn::rules(), &config).unwrap();
     CpuAttnBuilder::new(cx, &group, &plan, &config).unwrap()
 }
 

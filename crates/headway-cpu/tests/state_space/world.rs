@@ -133,7 +133,7 @@ pub fn layer(p: &Mamba2Params, cx: &CpuExec) -> Result<Mamba2Layer> {
 }
 
 pub fn builder(cx: &CpuExec, group: &GroupInfo) -> Result<Mamba2Builder> {
-    let plan = Mamba2Builder::plan(group, &RuleBook::default(), &Mamba2Config::default());
+    let plan = Mamba2Builder::plan(group, &RuleBook::default(), &Mamba2Config::default())?;
     Mamba2Builder::new(cx, group, &plan, &Mamba2Config::default())
 }
 

@@ -9,7 +9,8 @@
 // FlashAttention-2 (Dao, 2023), Flash-Decoding (Dao et al., 2023), PagedAttention (Kwon et al., 2023).
 //
 // Set from outside: HEAD (elements of a head, a multiple of 8, at most 256), ACT (type of q and out: BF16 or F16), CACHE (ACT, E4M3 or E5M2),
-// PLAIN (1 without soft cap and ALiBi).
+// PLAIN (1 without soft cap and ALiBi), FEW_STAGES (runs of 16 keys that a warp of a tile of few rows has in shared memory or under way, at
+// least 2).
 #include "attention/rows.cuh"
 
 #define WARPS 4
@@ -17,7 +18,6 @@
 #define ROW_TILES (HEAD <= 128 ? 2 : 1)  // runs of 16 rows that a warp keeps
 #define MANY (WARPS * ROW_TILES * 16)
 #define KEYS 64
-#define FEW_STAGES (HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2)
 #define OUT_TILES (K_STEPS * 2)
 #define PAIRS ((HEAD + 63) / 64)  // of a row's elements, a lane
 

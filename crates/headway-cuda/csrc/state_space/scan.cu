@@ -7,7 +7,8 @@
 // the state, and `scan_rows` begins each segment with the sum of those before it. Products take 16-bit elements on tensor
 // cores with sums in float32; the state is float32 from the request's first chunk to its last.
 //
-// Set from outside: as in `params.cuh`, and SSM, the state's type in the cache.
+// Set from outside: as in `params.cuh`, SSM, the state's type in the cache, and STAGES, the chunks in shared memory: with 2 one is
+// loaded while another is multiplied, with 1 the two take turns.
 #include "state_space/params.cuh"
 
 // Warps that multiply, and their threads; one more loads what they multiply next.
@@ -25,9 +26,6 @@
 #define TILE_ROW (TILE + 8)
 
 typedef Wide<ACT>::store act;
-
-// Chunks in shared memory: one is loaded while another is multiplied, unless states are too large for two.
-#define STAGES (STATE_WIDE <= 128 ? 2 : 1)
 
 struct Stage {
     act c[CHUNK][STATE_ROW], b[CHUNK][STATE_ROW], x[CHUNK][TILE_ROW];

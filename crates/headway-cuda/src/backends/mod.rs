@@ -24,7 +24,8 @@ use headway_attention::{Registry, Result};
 
 /// Registers the CUDA backends, most preferred first. `FLASH_ATTN` stands before `FLASHINFER`, and both before
 /// `CUDA_ATTN`: decodes are about level, and prefills on Hopper take half the time and less (`docs/gpu.md`);
-/// `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes on Hopper take half the time, with 16 they are level;
+/// `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes on Hopper take half the time, with 16 they are level,
+/// and where only `mla_fa2` is built it stands back;
 /// `FLASHMLA` last: it is slower than both but in the largest batches.
 /// They are refused where their modules are not fetched or built.
 ///

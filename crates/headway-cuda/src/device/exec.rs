@@ -56,7 +56,7 @@ impl CudaExec {
         // would break it.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().doing("creating a stream")?;
-        let info = DeviceInfo::ask(&context, version)?;
+        let info = DeviceInfo::ask(&context, version)?.limited(options.shared_limit);
         let compiler = Compiler::new(info.arch(), options.kernel_cache, options.progress)?;
         Ok(Self {
             staging: RefCell::new(Staging::new(Arc::clone(&stream))?),

@@ -5,6 +5,17 @@ use crate::compile::Arch;
 use cudarc::driver::{CudaContext, sys::CUdevice_attribute as Attribute};
 use serde::Serialize;
 
+/// Bytes of shared memory that a block may ask for on devices of a compute capability, where that is known: table "Technical
+/// Specifications per Compute Capability" of NVIDIA's CUDA programming guide.
+pub const fn shared_per_block(capability: (u32, u32)) -> Option<usize> {
+    match capability {
+        (8, 0 | 7) => Some(163 << 10),
+        (8, _) | (12, _) => Some(99 << 10),
+        (9..=11, _) => Some(227 << 10),
+        _ => None,
+    }
+}
+
 /// A device's name and sizes.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceInfo {
@@ -45,6 +56,16 @@ impl DeviceInfo {
             l2_bytes: count(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             memory_bytes: context.total_mem().doing("asking for a device's memory")? as u64,
         })
+    }
+
+    /// As if a block had no more than so many bytes of shared memory, and a multiprocessor what one such block takes.
+    pub(super) fn limited(mut self, shared: Option<u32>) -> Self {
+        if let Some(most) = shared {
+            self.shared_per_block = self.shared_per_block.min(most);
+            // The system keeps 1 KiB a block.
+            self.shared_per_multiprocessor = self.shared_per_multiprocessor.min(most.saturating_add(1024));
+        }
+        self
     }
 
     /// What kernels are compiled for.

@@ -22,7 +22,7 @@ pub use error::{CudaError, Result};
 pub use event::Event;
 pub use exec::CudaExec;
 pub(crate) use fault::Indexed;
-pub use info::DeviceInfo;
+pub use info::{DeviceInfo, shared_per_block};
 pub use memory::CudaMem;
 pub use options::{CudaOptions, Progress};
 pub(crate) use pinned::Pinned;

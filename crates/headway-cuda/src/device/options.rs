@@ -17,6 +17,9 @@ pub struct CudaOptions {
     pub kernel_cache: Option<PathBuf>,
     /// Bytes that may be allocated, all together: the rest is for others. `None`: what the device has.
     pub memory_limit: Option<u64>,
+    /// Bytes of shared memory that a block may ask for, at most: how a device that has less would be used, tried on one
+    /// that has more. `None`: what the device has.
+    pub shared_limit: Option<u32>,
     /// Hears what is compiled.
     pub progress: Option<Progress>,
 }
@@ -28,6 +31,7 @@ impl fmt::Debug for CudaOptions {
             .field("batch_invariant", &self.batch_invariant)
             .field("kernel_cache", &self.kernel_cache)
             .field("memory_limit", &self.memory_limit)
+            .field("shared_limit", &self.shared_limit)
             .field("progress", &self.progress.is_some())
             .finish()
     }

@@ -14,16 +14,20 @@ const TYPES: [(DType, DType); 4] = [(BF16, BF16), (F16, F16), (BF16, F8E4M3), (F
 /// A type that no kernel reads.
 pub fn specs() -> Result<Vec<KernelSpec>> {
     let writes = [64, 128].into_iter().flat_map(|size| TYPES.map(|(a, c)| cache::write_spec(size, a, c)));
+    // With the shared memory of the generations that have most and of those that have least.
+    let (most, least) = (227 << 10, 99 << 10);
     let attention = [
-        (64, BF16, BF16, true),
-        (128, BF16, BF16, true),
-        (256, F16, F16, false),
-        (40, F16, F8E5M2, false),
-        (128, BF16, F8E4M3, false),
+        (64, BF16, BF16, true, most),
+        (128, BF16, BF16, true, most),
+        (128, BF16, BF16, true, least),
+        (72, F16, F16, false, least),
+        (256, F16, F16, false, most),
+        (40, F16, F8E5M2, false, most),
+        (128, BF16, F8E4M3, false, most),
     ]
-    .map(|(head_size, dtype, cache, plain)| {
+    .map(|(head_size, dtype, cache, plain, shared)| {
         let shape = attention::Shape { heads: 8, kv_heads: 2, head_size };
-        attention::spec(&shape, dtype, cache, plain)
+        attention::spec(&shape, dtype, cache, plain, shared)
     });
     let mut all = writes.chain(attention).collect::<Result<Vec<_>>>()?;
     all.extend(memory::specs());

@@ -35,7 +35,7 @@ fn some(i: usize, jobs: usize) -> Outcome {
     let cx = CudaExec::open(CudaOptions::default()).map_err(text)?;
     let compiler = Compiler::new(cx.info().arch(), Some(folder()), None).map_err(text)?;
     let mut specs = attention::specs(cx.info()).map_err(text)?;
-    specs.extend(state_space::specs()?);
+    specs.extend(state_space::specs(cx.info())?);
     let mine: Vec<_> = specs.iter().skip(i).step_by(jobs.max(1)).collect();
     for spec in &mine {
         compiler.cubin(spec.file, &spec.defines).map_err(text)?;

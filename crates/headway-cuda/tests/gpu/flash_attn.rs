@@ -92,7 +92,7 @@ fn sums(cx: &CudaExec) -> Outcome {
         max_model_len: 3008,
         ..GroupInfo::new(KvCacheSpec::Full(spec), HEADS)
     };
-    let plan = FlashAttnBuilder::plan(&group, &RuleBook::default(), &FlashAttnConfig {});
+    let plan = FlashAttnBuilder::plan(&group, &RuleBook::default(), &FlashAttnConfig {}).map_err(text)?;
     let mut builder = FlashAttnBuilder::new(cx, &group, &plan, &FlashAttnConfig {}).map_err(text)?;
     // Pages of the cache in the order that they come in; page 0 is nobody's.
     let pages: usize = 1 + lens.iter().map(|n| n.div_ceil(PAGE)).sum::<usize>();

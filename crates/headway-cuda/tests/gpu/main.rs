@@ -1,6 +1,7 @@
 //! Everything that needs a device, in one binary that can be carried to a machine with one: it needs the driver, NVRTC
 //! and cuBLASLt there, nothing else. `gpu [--list] [part of a name]…` runs the tests whose names hold one of the parts;
-//! `gpu --compile [jobs]` compiles the kernels that the attention tests need beforehand, in that many processes.
+//! `gpu --compile [jobs]` compiles the kernels that the attention tests need beforehand, in that many processes. With
+//! `--shared=99` kernels run as on devices whose blocks have 99 KiB of shared memory (compute capability 8.6, 8.9, 12.x).
 //!
 //! Without a device every test is listed as not run. The status is not 0 when a test failed.
 
@@ -40,7 +41,12 @@ fn main() -> ExitCode {
         wanted.iter().for_each(|t| println!("{}: test", t.0));
         return ExitCode::SUCCESS;
     }
-    let options = CudaOptions { kernel_cache: Some(compiled::folder()), ..CudaOptions::default() };
+    let kib = args.iter().find_map(|a| a.strip_prefix("--shared=")?.parse::<u32>().ok());
+    let options = CudaOptions {
+        kernel_cache: Some(compiled::folder()),
+        shared_limit: kib.map(|kib| kib << 10),
+        ..CudaOptions::default()
+    };
     let cx = match CudaExec::open(options) {
         Ok(cx) => cx,
         Err(e) => {

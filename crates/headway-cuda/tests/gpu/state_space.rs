@@ -5,7 +5,7 @@ mod sameness;
 mod world;
 
 use super::Test;
-use headway_cuda::{KernelSpec, kernels::state_space::specs as stand_ins};
+use headway_cuda::{DeviceInfo, KernelSpec, kernels::state_space::specs as stand_ins};
 
 pub const TESTS: &[Test] = &[
     ("state_space::random_batches", against_reference::random_batches),
@@ -22,10 +22,10 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Kernels to compile beforehand.
-pub fn specs() -> Result<Vec<KernelSpec>, String> {
+pub fn specs(info: &DeviceInfo) -> Result<Vec<KernelSpec>, String> {
     let mut all = stand_ins().map_err(super::text)?;
     for shape in against_reference::all_shapes() {
-        all.extend(shape.specs()?);
+        all.extend(shape.specs(info)?);
     }
     Ok(all)
 }

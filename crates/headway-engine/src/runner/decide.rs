@@ -104,6 +104,7 @@ impl Setting {
                 has_alibi: a.alibi,
                 use_mm_prefix: a.mm_prefix,
                 use_rswa: matches!(a.reach, Reach::Rswa(_)),
+                use_chunked_local: matches!(a.reach, Reach::Chunk(_)),
                 use_non_causal: !a.causal,
                 ..base
             },

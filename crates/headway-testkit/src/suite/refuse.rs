@@ -87,6 +87,7 @@ fn flags(rules: &RuleBook, ask: &mut dyn FnMut(bool, String, Change<'_>)) {
     ask(!rules.supports_non_causal, "non-causal attention".into(), &|n| n.use_non_causal = true);
     ask(!rules.supports_mm_prefix, "bidirectional ranges".into(), &|n| n.use_mm_prefix = true);
     ask(!rules.supports_rswa, "R-SWA".into(), &|n| n.use_rswa = true);
+    ask(!rules.supports_chunked_local, "chunked local attention".into(), &|n| n.use_chunked_local = true);
     ask(!rules.is_sparse, "sparse attention".into(), &|n| n.use_sparse = true);
     ask(!rules.supports_batch_invariance, "batch invariance".into(), &|n| n.use_batch_invariant = true);
     ask(!rules.supports_dcp, "decode context parallelism".into(), &|n| n.use_dcp = true);
@@ -111,6 +112,7 @@ pub fn without_a_run(rules: &RuleBook) -> Vec<String> {
     say(rules.attn_types.contains(&AttnType::Encoder), "attention type Encoder");
     say(rules.attn_types.contains(&AttnType::EncoderOnly), "attention type EncoderOnly");
     say(rules.attn_types.contains(&AttnType::EncoderDecoder), "attention type EncoderDecoder");
+    say(rules.supports_chunked_local, "supports_chunked_local");
     say(rules.supports_alibi_sqrt, "supports_alibi_sqrt");
     say(rules.supports_per_head_quant_scales, "supports_per_head_quant_scales");
     say(rules.is_sparse, "is_sparse");

@@ -313,6 +313,48 @@ fn exit_code_3_where_no_backend_is_valid() {
     assert!(own.out.contains("compute capability not supported"), "{}", own.out);
 }
 
+/// Reasons against a backend for the first group of layers.
+fn reasons(r: &Value, backend: &str, device: &str) -> String {
+    let refused = r["groups"][0]["refused"].as_array().unwrap();
+    let all = refused.iter().filter(|x| x["backend"] == backend).map(|x| x["reasons"].to_string());
+    all.collect::<Vec<_>>().join(&format!(" {device} "))
+}
+
+#[test]
+fn heads_that_a_devices_shared_memory_does_not_hold_are_refused_with_the_sizes() {
+    let own = |name: &str, device: &str| {
+        finish(headway().arg("explain").arg(config(name)).args(["--device", device, "--json"])).object()
+    };
+    for device in ["rtx4090", "l40s", "sm86", "sm120"] {
+        assert_eq!(own("llama-3.1-8b", device)["groups"][0]["backend"], "CUDA_ATTN", "{device}");
+        // Heads of 256.
+        let r = own("gemma-2", device);
+        assert!(r["groups"][0]["backend"].is_null(), "{device}: {r}");
+        let why = reasons(&r, "CUDA_ATTN", device);
+        assert!(why.contains("163840 bytes of shared memory") && why.contains("101376"), "{device}: {why}");
+    }
+    for device in ["a100", "h100", "b200"] {
+        assert_eq!(own("gemma-2", device)["groups"][0]["backend"], "CUDA_ATTN", "{device}");
+    }
+}
+
+#[test]
+fn layers_that_see_their_chunk_are_refused_by_that_name() {
+    for device in ["h100", "cpu"] {
+        let r = finish(
+            headway().arg("explain").arg(config("llama-4-scout")).args(["--device", device, "--json"]),
+        );
+        assert_eq!(r.code, Some(3), "{device}: {}", r.err);
+        let r = r.object();
+        let name = if device == "cpu" { "CPU_ATTN" } else { "CUDA_ATTN" };
+        assert_eq!(reasons(&r, name, device), "[\"chunked local attention not supported\"]", "{r}");
+    }
+    // vLLM cuts such layers' batches into chunks, whatever the backend.
+    assert!(
+        !backends(&report("llama-4-scout", &["--device", "h100", "--kv-cache-memory", "200GiB"])).is_empty()
+    );
+}
+
 /// The option and value of a suggestion, as arguments.
 fn applied(args: &[&str], s: &Value) -> Vec<String> {
     let option = s["option"].as_str().unwrap();

@@ -191,6 +191,7 @@ pub const BLOCK_TABLE_ALIGNMENT: usize = 128;
 pub fn share(groups: &mut [AttentionGroupPlan]) {
     for i in 1..groups.len() {
         groups[i].shares_with = shares_with(&groups[..i], &groups[i]);
+        groups[i].info.shares_metadata = groups[i].shares_with.is_some();
     }
 }
 

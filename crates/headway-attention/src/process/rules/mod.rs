@@ -191,6 +191,8 @@ pub struct RuleBook {
     /// Reference sliding-window attention (R-SWA): a window that leaves a request's prefix, its prompt, visible
     /// (`KvCacheSpec::Rswa`, `StepInputs::rswa_prefix_lens`).
     pub supports_rswa: bool,
+    /// Chunked local attention: a token sees those of its own chunk alone (`KvCacheSpec::ChunkedLocal`).
+    pub supports_chunked_local: bool,
     /// Sparse attention by an index of keys.
     pub is_sparse: bool,
     /// A request's answer is bitwise the same whatever else is in the batch, when asked for.
@@ -249,6 +251,7 @@ impl Default for RuleBook {
             supports_alibi_sqrt: false,
             supports_per_head_quant_scales: false,
             supports_rswa: false,
+            supports_chunked_local: false,
             is_sparse: false,
             supports_batch_invariance: false,
             supports_kv_connector: true,

@@ -180,6 +180,8 @@ pub struct LayerNeed {
     pub use_pcp: bool,
     /// Reference sliding-window attention (R-SWA).
     pub use_rswa: bool,
+    /// Chunked local attention: a token sees those of its own chunk alone (`KvCacheSpec::ChunkedLocal`).
+    pub use_chunked_local: bool,
     /// Adaptive verification of drafts.
     pub use_adaptive_verification: bool,
     /// Tokens drafted a step; 0: no speculation.
@@ -219,6 +221,7 @@ impl Default for LayerNeed {
             use_dcp: false,
             use_pcp: false,
             use_rswa: false,
+            use_chunked_local: false,
             use_adaptive_verification: false,
             num_speculative_tokens: 0,
             cpu_has_amx: false,

@@ -52,7 +52,7 @@ impl RuleBook {
     /// cache is not asked of a layer without one.
     pub fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
         let cached = |wrong: bool| need.has_cache && wrong;
-        let checks: [(bool, &str); 25] = [
+        let checks: [(bool, &str); 26] = [
             (!self.supports_head_size(need.head_size), "head_size not supported"),
             (!self.dtypes.contains(&need.dtype), "dtype not supported"),
             (cached(!self.supports_kv_cache_dtype(need)), "kv_cache_dtype not supported"),
@@ -77,6 +77,7 @@ impl RuleBook {
             (!self.attn_types.contains(&need.attn_type), ATTN_TYPE),
             (need.sliding_window.is_some() && !self.supports_sliding_window, "sliding window not supported"),
             (need.use_rswa && !self.supports_rswa, "R-SWA not supported"),
+            (need.use_chunked_local && !self.supports_chunked_local, "chunked local attention not supported"),
             (need.use_non_causal && !self.supports_non_causal, "non-causal attention not supported"),
             (
                 need.use_non_causal

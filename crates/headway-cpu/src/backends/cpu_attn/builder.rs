@@ -166,25 +166,21 @@ impl MetadataBuilder for CpuAttnBuilder {
     type Metadata = CpuAttnMetadata;
     const UPDATES_BLOCK_TABLE: bool = true;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, _: &CpuAttnConfig) -> BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &CpuAttnConfig) -> Result<BuilderPlan> {
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
-        let (persistent, workspace) = shape_of(group).map_or((0, 0), |shape| {
-            let own = match group.spec {
-                KvCacheSpec::EncoderOnly(_) => {
-                    OwnPages::num_pages(group.max_num_reqs, group.max_num_tokens)
-                        * OwnPages::page_bytes(&shape)
-                }
-                _ => 0,
-            };
-            let plan = Plan::bytes(&shape, group.max_num_reqs, group.max_num_tokens);
-            (plan, Workspace::bytes(&shape, threads) + own)
-        });
-        BuilderPlan {
+        let shape = shape_of(group)?;
+        let own = match group.spec {
+            KvCacheSpec::EncoderOnly(_) => {
+                OwnPages::num_pages(group.max_num_reqs, group.max_num_tokens) * OwnPages::page_bytes(&shape)
+            }
+            _ => 0,
+        };
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
-            persistent_bytes: persistent as u64,
-            workspace_bytes: workspace as u64,
-        }
+            persistent_bytes: Plan::bytes(&shape, group.max_num_reqs, group.max_num_tokens) as u64,
+            workspace_bytes: (Workspace::bytes(&shape, threads) + own) as u64,
+        })
     }
 
     fn new(cx: &CpuExec, group: &GroupInfo, _: &BuilderPlan, _: &CpuAttnConfig) -> Result<Self> {

@@ -199,20 +199,17 @@ impl MetadataBuilder for CpuMlaBuilder {
     type Config = CpuMlaConfig;
     type Metadata = CpuMlaMetadata;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, config: &CpuMlaConfig) -> BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, config: &CpuMlaConfig) -> Result<BuilderPlan> {
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
-        let (bytes, threshold, persistent) =
-            Sizes::new(group, config).map_or((0, rules.reorder_batch_threshold, 0), |s| {
-                let plans = Plan::bytes(&s.decode, group.max_num_reqs, group.max_num_tokens)
-                    + Plan::bytes(&s.prefill, group.max_num_reqs, group.max_num_tokens);
-                (s.bytes(threads), Some(s.threshold), plans)
-            });
-        BuilderPlan {
+        let s = Sizes::new(group, config)?;
+        let plans = Plan::bytes(&s.decode, group.max_num_reqs, group.max_num_tokens)
+            + Plan::bytes(&s.prefill, group.max_num_reqs, group.max_num_tokens);
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
-            reorder_batch_threshold: threshold,
-            persistent_bytes: persistent as u64,
-            workspace_bytes: bytes as u64,
-        }
+            reorder_batch_threshold: Some(s.threshold),
+            persistent_bytes: plans as u64,
+            workspace_bytes: s.bytes(threads) as u64,
+        })
     }
 
     fn new(cx: &CpuExec, group: &GroupInfo, _: &BuilderPlan, config: &CpuMlaConfig) -> Result<Self> {

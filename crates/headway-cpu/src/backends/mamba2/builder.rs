@@ -139,17 +139,16 @@ impl MetadataBuilder for Mamba2Builder {
     type Metadata = Mamba2Metadata;
     const UPDATES_BLOCK_TABLE: bool = true;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, _: &Mamba2Config) -> BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &Mamba2Config) -> Result<BuilderPlan> {
         let threads = std::thread::available_parallelism().map_or(1, Into::into);
-        let workspace = sizes(group).map_or(0, |(page, config)| {
-            Workspace::bytes(page.dims(), config.chunk_size, group.max_num_tokens, threads)
-        });
-        BuilderPlan {
+        let (page, config) = sizes(group)?;
+        let workspace = Workspace::bytes(page.dims(), config.chunk_size, group.max_num_tokens, threads);
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: Some(1),
             persistent_bytes: (group.max_num_reqs * size_of::<Request>()) as u64,
             workspace_bytes: workspace as u64,
-        }
+        })
     }
 
     fn new(cx: &CpuExec, group: &GroupInfo, _: &BuilderPlan, _: &Mamba2Config) -> Result<Self> {

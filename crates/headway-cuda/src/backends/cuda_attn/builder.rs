@@ -183,22 +183,23 @@ impl MetadataBuilder for CudaAttnBuilder {
     type Metadata = CudaAttnMetadata;
     const UPDATES_BLOCK_TABLE: bool = true;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, _: &CudaAttnConfig) -> BuilderPlan {
-        let (persistent, workspace) = shape_of(group).map_or((0, 0), |shape| {
-            let p = planner(group, &shape, USUAL_SLOTS);
-            let parts = shape.kv_heads * p.max_part_rows * (shape.head_size + 2) * 4;
-            ((p.max_tiles + 1) * size_of::<Tile>(), parts + shape.kv_heads * p.max_tiles * 4)
-        });
-        BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &CudaAttnConfig) -> Result<BuilderPlan> {
+        let shape = shape_of(group)?;
+        let p = planner(group, &shape, USUAL_SLOTS);
+        let parts = shape.kv_heads * p.max_part_rows * (shape.head_size + 2) * 4;
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
-            persistent_bytes: persistent as u64,
-            workspace_bytes: workspace as u64,
-        }
+            persistent_bytes: ((p.max_tiles + 1) * size_of::<Tile>()) as u64,
+            workspace_bytes: (parts + shape.kv_heads * p.max_tiles * 4) as u64,
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, _: &CudaAttnConfig) -> Result<Self> {
         let shape = shape_of(group)?;
+        shape
+            .check_shared(group.spec.dtype(), cx.info().shared_per_block as usize)
+            .map_err(|why| refuse(NAME, why, "choose another backend for these layers"))?;
         let grid = shape.slots(cx.info());
         let planner = planner(group, &shape, grid);
         let zeros = |dtype, dims: &[usize]| Tensor::zeros(cx, dtype, dims);

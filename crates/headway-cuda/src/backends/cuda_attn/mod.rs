@@ -12,7 +12,7 @@
 //! | blocks | multiples of 16 tokens |
 //! | sameness | with `--batch-invariant` a row's bits depend on no other row and not on the chunking |
 //! | CUDA graphs | any batch: the launch is the same for all |
-//! | devices | compute capability 8.0 and later |
+//! | devices | compute capability 8.0 and later; where a block has 99 KiB of shared memory (8.6, 8.9, 12.x) heads up to 128 |
 //!
 //! A value that is infinite or NaN reaches rows of its request for which a mask hides it, where both lie in one tile.
 //!

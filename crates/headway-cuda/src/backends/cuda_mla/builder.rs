@@ -105,15 +105,14 @@ impl MetadataBuilder for CudaMlaBuilder {
     type Config = CudaMlaConfig;
     type Metadata = CudaMlaMetadata;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, config: &CudaMlaConfig) -> BuilderPlan {
-        let sizes = Sizes::new(group, config, None).ok();
-        BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, config: &CudaMlaConfig) -> Result<BuilderPlan> {
+        let sizes = Sizes::new(group, config, None)?;
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
-            reorder_batch_threshold: sizes
-                .map_or(rules.reorder_batch_threshold, |s| Some(s.latent.threshold)),
-            persistent_bytes: sizes.map_or(0, |s| s.list_bytes()) as u64,
-            workspace_bytes: sizes.map_or(0, |s| s.bytes()) as u64,
-        }
+            reorder_batch_threshold: Some(sizes.latent.threshold),
+            persistent_bytes: (sizes.list_bytes() + sizes.latent.list_bytes(group)) as u64,
+            workspace_bytes: sizes.bytes() as u64,
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, config: &CudaMlaConfig) -> Result<Self> {

@@ -151,18 +151,15 @@ impl MetadataBuilder for FlashAttnBuilder {
     type Metadata = FlashAttnMetadata;
     const UPDATES_BLOCK_TABLE: bool = true;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, _: &FlashAttnConfig) -> BuilderPlan {
-        let bytes = shape_of(group).map_or((0, 0), |(shape, _)| {
-            let numbers = FlashShape::schedule_len(group.max_num_reqs) + 3 * (group.max_num_reqs + 1);
-            let room = Room::of(group, shape, USUAL_MULTIPROCESSORS);
-            (numbers * size_of::<i32>(), room.scratch_bytes())
-        });
-        BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &FlashAttnConfig) -> Result<BuilderPlan> {
+        let (shape, _) = shape_of(group)?;
+        let numbers = FlashShape::schedule_len(group.max_num_reqs) + 3 * (group.max_num_reqs + 1);
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
-            persistent_bytes: bytes.0 as u64,
-            workspace_bytes: bytes.1 as u64,
-        }
+            persistent_bytes: (numbers * size_of::<i32>()) as u64,
+            workspace_bytes: Room::of(group, shape, USUAL_MULTIPROCESSORS).scratch_bytes() as u64,
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, _: &FlashAttnConfig) -> Result<Self> {

@@ -79,17 +79,16 @@ impl MetadataBuilder for FlashMlaBuilder {
     type Config = FlashMlaConfig;
     type Metadata = FlashMlaMetadata;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, config: &FlashMlaConfig) -> BuilderPlan {
-        let sizes = sizes(group, config, MOST_SHARED).ok();
+    fn plan(group: &GroupInfo, rules: &RuleBook, config: &FlashMlaConfig) -> Result<BuilderPlan> {
+        let sizes = sizes(group, config, MOST_SHARED)?;
         let lists = USUAL_MULTIPROCESSORS as usize * NUMBERS + group.max_num_reqs + 1;
-        let workspace =
-            |s: LatentSizes| s.bytes() + space_bytes(&s, USUAL_MULTIPROCESSORS).iter().sum::<usize>();
-        BuilderPlan {
+        let space: usize = space_bytes(&sizes, USUAL_MULTIPROCESSORS).iter().sum();
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
-            persistent_bytes: sizes.map_or(0, |_| lists * size_of::<i32>()) as u64,
-            workspace_bytes: sizes.map_or(0, workspace) as u64,
-        }
+            persistent_bytes: (lists * size_of::<i32>() + sizes.list_bytes(group)) as u64,
+            workspace_bytes: (sizes.bytes() + space) as u64,
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, config: &FlashMlaConfig) -> Result<Self> {

@@ -35,6 +35,7 @@ pub struct FlashInferBuilder {
     decodes: Half,
     /// fa3's where it is built, and fa2's where some form of layer has no other.
     prefills: Vec<Half>,
+    rows: DecodeRows,
     page_indices: Persistent<i32>,
     floats: Arc<Tensor>,
 }
@@ -55,6 +56,8 @@ pub struct FlashInferMetadata {
     pub(super) decodes: Option<Part>,
     /// The same rows by each kind of kernels, the better first: a layer runs the first that it has a module of.
     pub(super) prefills: Vec<Part>,
+    /// Keys before a row's own that it sees, by all plans; −1: all.
+    pub(super) window_left: i32,
     /// New tokens that no plan is for: padding.
     pub(super) padding: Range<usize>,
     split: DecodeSplit,
@@ -83,6 +86,14 @@ fn shape_of(group: &GroupInfo) -> Result<(PagedShape, DType)> {
             ));
         }
     };
+    if let Some(window) = attention.sliding_window_mask {
+        // Layers of one plan must have one window: their kernels find by it where a plan's partial results lie.
+        return Err(refuse(
+            NAME,
+            format!("layers of windows of {window} and others in one cache"),
+            "--attention-backend CUDA_ATTN takes them",
+        ));
+    }
     let plain = attention.quant == KvQuantMode::None
         && attention.tokens_per_state == TokensPerState::ONE
         && attention.num_head_slots.is_none_or(|n| n == attention.num_kv_heads)
@@ -134,7 +145,7 @@ impl Half {
         reqs: usize,
         tokens: usize,
     ) -> Result<Self> {
-        let bytes = shape.table_bytes(cx.info().multiprocessors, reqs, tokens);
+        let bytes = shape.table_bytes(module.entry().kind, cx.info().multiprocessors, reqs, tokens);
         Ok(Self {
             module,
             memory: PlanMemory::new(cx, bytes)?,
@@ -219,7 +230,8 @@ impl Planner<'_> {
 }
 
 /// The rows of decodes: requests of one new token, then padding of none, as rows of one token without keys. A launch
-/// depends on the number of rows alone.
+/// depends on the number of rows alone. Kept from step to step.
+#[derive(Debug, Default)]
 struct DecodeRows {
     page_indptr: Vec<i32>,
     last_page_len: Vec<i32>,
@@ -227,7 +239,18 @@ struct DecodeRows {
 }
 
 impl DecodeRows {
-    fn new(step: &FlashInferStep, query_start_loc: &[i32], seq_lens: &[i32], rows: usize) -> Result<Self> {
+    fn with_capacity(rows: usize) -> Self {
+        let [page_indptr, last_page_len, seq_lens] = [rows + 1, rows, rows].map(Vec::with_capacity);
+        Self { page_indptr, last_page_len, seq_lens }
+    }
+
+    fn fill(
+        &mut self,
+        step: &FlashInferStep,
+        query_start_loc: &[i32],
+        seq_lens: &[i32],
+        rows: usize,
+    ) -> Result<()> {
         let decodes = step.split.decodes;
         let lens = query_start_loc[..=decodes].windows(2).map(|w| w[1] - w[0]);
         let live = lens.clone().take_while(|&l| l == 1).count();
@@ -238,15 +261,15 @@ impl DecodeRows {
             ));
         }
         let pages = &step.pages;
-        let mut of = Self {
-            page_indptr: pages.indptr[..=live].to_vec(),
-            last_page_len: pages.last_page_len[..live].to_vec(),
-            seq_lens: seq_lens[..live].to_vec(),
+        let put = |to: &mut Vec<i32>, from: &[i32], len: usize, rest: i32| {
+            to.clear();
+            to.extend_from_slice(from);
+            to.resize(len, rest);
         };
-        of.page_indptr.resize(rows + 1, pages.indptr[live]);
-        of.last_page_len.resize(rows, 0);
-        of.seq_lens.resize(rows, 0);
-        Ok(of)
+        put(&mut self.page_indptr, &pages.indptr[..=live], rows + 1, pages.indptr[live]);
+        put(&mut self.last_page_len, &pages.last_page_len[..live], rows, 0);
+        put(&mut self.seq_lens, &seq_lens[..live], rows, 0);
+        Ok(())
     }
 }
 
@@ -255,21 +278,19 @@ impl MetadataBuilder for FlashInferBuilder {
     type Config = FlashInferConfig;
     type Metadata = FlashInferMetadata;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, _: &FlashInferConfig) -> BuilderPlan {
-        let bytes = shape_of(group).map_or((0, 0), |(shape, _)| {
-            let (reqs, tokens) = (group.max_num_reqs, group.max_num_tokens);
-            let decode_rows = reqs.max(tokens.min(decode_rows(group)));
-            let tables = shape.table_bytes(USUAL_MULTIPROCESSORS, decode_rows, decode_rows)
-                + 2 * shape.table_bytes(USUAL_MULTIPROCESSORS, reqs, tokens);
-            let lists = 3 * (2 * reqs + decode_rows + 3) + max_pages(group, &shape);
-            (tables + lists * size_of::<i32>(), shape.float_bytes(USUAL_MULTIPROCESSORS))
-        });
-        BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &FlashInferConfig) -> Result<BuilderPlan> {
+        let (shape, _) = shape_of(group)?;
+        let (reqs, tokens) = (group.max_num_reqs, group.max_num_tokens);
+        let table = |kind, tokens| shape.table_bytes(kind, USUAL_MULTIPROCESSORS, reqs, tokens);
+        // Which kinds prefills are planned by depends on what is built: both at most.
+        let tables = table(Kind::Fa2, reqs) + table(Kind::Fa3, tokens) + table(Kind::Fa2, tokens);
+        let lists = 3 * (3 * reqs + 2) + max_pages(group, &shape);
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
-            persistent_bytes: bytes.0 as u64,
-            workspace_bytes: bytes.1 as u64,
-        }
+            persistent_bytes: (tables + lists * size_of::<i32>()) as u64,
+            workspace_bytes: shape.float_bytes(USUAL_MULTIPROCESSORS) as u64,
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, _: &FlashInferConfig) -> Result<Self> {
@@ -293,7 +314,6 @@ impl MetadataBuilder for FlashInferBuilder {
         let fa2 = open(NAME, cx, fa2)?;
         let (reqs, tokens) = (group.max_num_reqs, group.max_num_tokens);
         let prefills = by.into_iter().map(|w| Half::new(cx, open(NAME, cx, w)?, &shape, reqs, tokens));
-        let rows = decode_rows(group);
         let heads = PlanHeads {
             num_heads: shape.heads,
             num_kv_heads: shape.kv_heads,
@@ -320,9 +340,11 @@ impl MetadataBuilder for FlashInferBuilder {
             max_num_reqs: reqs,
             max_num_tokens: tokens,
             step: FlashInferStep::default(),
-            starts: (0..=rows as i32).collect(),
-            decodes: Half::new(cx, fa2, &shape, rows, rows)?,
+            starts: (0..=reqs as i32).collect(),
+            // fa2's plan, a new token a request.
+            decodes: Half::new(cx, fa2, &shape, reqs, reqs)?,
             prefills: prefills.collect::<Result<_>>()?,
+            rows: DecodeRows::with_capacity(reqs),
             page_indices: Persistent::new(cx, max_pages(group, &shape))?,
             floats: Arc::new(floats),
         })
@@ -352,10 +374,12 @@ impl MetadataBuilder for FlashInferBuilder {
         };
         let mut decodes = None;
         if step.decode_plan.is_some() {
-            // A batch of decodes alone may be a graph's: its padding is planned too.
+            // A batch of decodes alone may be a graph's: its padding is planned too, as far as there can be requests.
             let alone = step.prefill_plan.is_none();
-            let rows = if alone { x.num_actual_tokens } else { step.split.decode_tokens };
-            let of = DecodeRows::new(step, starts, lens, rows)?;
+            let padded = x.num_actual_tokens.min(self.max_num_reqs);
+            let rows = if alone { padded } else { step.split.decode_tokens };
+            let of = &mut self.rows;
+            of.fill(step, starts, lens, rows)?;
             let requests = Requests {
                 query_start_loc: &self.starts[..=rows],
                 page_indptr: &of.page_indptr,
@@ -390,6 +414,7 @@ impl MetadataBuilder for FlashInferBuilder {
             shape,
             decodes,
             prefills,
+            window_left: self.config.heads.window_left(),
             padding: planned..x.num_actual_tokens.max(planned),
             split: step.split.into(),
         })
@@ -413,11 +438,6 @@ impl MetadataBuilder for FlashInferBuilder {
         (m.prefills.len(), m.padding.clone()).hash(&mut h);
         h.finish()
     }
-}
-
-/// Rows of a batch of decodes, padding included.
-fn decode_rows(group: &GroupInfo) -> usize {
-    group.max_num_tokens
 }
 
 /// Pages of the largest batch.
@@ -470,7 +490,10 @@ mod tests {
     #[test]
     fn padding_of_a_batch_of_decodes_is_rows_without_keys() {
         let (step, starts, lens) = step(&[(1, 20), (1, 5), (0, 0), (0, 0)]);
-        let of = DecodeRows::new(&step, &starts, &lens, 5).unwrap();
+        let mut of = DecodeRows::with_capacity(5);
+        // What an earlier step left.
+        of.fill(&step, &starts, &lens, 3).unwrap();
+        of.fill(&step, &starts, &lens, 5).unwrap();
         assert_eq!(of.page_indptr, [0, 2, 3, 3, 3, 3]);
         assert_eq!((of.last_page_len, of.seq_lens), (vec![4, 5, 0, 0, 0], vec![20, 5, 0, 0, 0]));
         assert_eq!(step.pages.indices, [1, 2, 5]);
@@ -480,7 +503,8 @@ mod tests {
     fn decodes_in_a_mixed_batch_are_their_rows_alone() {
         let (step, starts, lens) = step(&[(1, 17), (1, 16), (3, 30)]);
         assert_eq!(step.split, BatchSplit { decodes: 2, prefills: 1, decode_tokens: 2, prefill_tokens: 3 });
-        let of = DecodeRows::new(&step, &starts, &lens, 2).unwrap();
+        let mut of = DecodeRows::default();
+        of.fill(&step, &starts, &lens, 2).unwrap();
         assert_eq!((of.page_indptr, of.last_page_len), (vec![0, 2, 3], vec![1, 16]));
         assert_eq!(step.pages.bounds(2..3), [3, 5]);
     }
@@ -488,8 +512,50 @@ mod tests {
     #[test]
     fn a_row_without_a_token_before_a_decode_is_refused() {
         let (step, starts, lens) = step(&[(1, 4), (0, 0), (1, 4)]);
-        assert!(DecodeRows::new(&step, &starts, &lens, 3).is_err());
-        assert!(DecodeRows::new(&step, &starts, &lens, 0).is_err());
+        for rows in [3, 0] {
+            assert!(DecodeRows::default().fill(&step, &starts, &lens, rows).is_err());
+        }
+    }
+
+    #[test]
+    fn layers_of_several_windows_and_chunks_have_no_plan() {
+        use headway_attention::group::kv::spec::AttentionSpec;
+        let attention = AttentionSpec::new(16, 2, 64, DType::BF16);
+        let said = |spec: KvCacheSpec| {
+            let group = GroupInfo::new(spec, 8);
+            FlashInferBuilder::plan(&group, &RuleBook::default(), &FlashInferConfig::default())
+                .map_err(|e| e.to_string())
+        };
+        let promoted = AttentionSpec { sliding_window_mask: Some(64), ..attention.clone() };
+        let e = said(KvCacheSpec::Full(promoted)).unwrap_err();
+        assert!(e.contains("windows of 64 and others in one cache") && e.contains("CUDA_ATTN"), "{e}");
+        let chunked = KvCacheSpec::ChunkedLocal { attention: attention.clone(), attention_chunk_size: 64 };
+        assert!(said(chunked).unwrap_err().contains("ChunkedLocal"));
+        let windowed = KvCacheSpec::SlidingWindow { attention: attention.clone(), sliding_window: 64 };
+        assert!(said(windowed).is_ok() && said(KvCacheSpec::Full(attention)).is_ok());
+    }
+
+    #[test]
+    fn tables_of_decodes_are_of_as_many_requests_as_there_are() {
+        use headway_attention::group::kv::spec::AttentionSpec;
+        let spec = KvCacheSpec::Full(AttentionSpec::new(16, 8, 128, DType::BF16));
+        let bytes = |max_num_tokens| {
+            let group = GroupInfo {
+                max_num_reqs: 256,
+                max_num_tokens,
+                max_model_len: 4096,
+                ..GroupInfo::new(spec.clone(), 32)
+            };
+            FlashInferBuilder::plan(&group, &RuleBook::default(), &FlashInferConfig::default())
+                .unwrap()
+                .persistent_bytes
+        };
+        let shape = PagedShape { heads: 32, kv_heads: 8, head_size: 128, page_size: 16 };
+        let prefills = |tokens| {
+            shape.table_bytes(Kind::Fa2, 132, 256, tokens) + shape.table_bytes(Kind::Fa3, 132, 256, tokens)
+        };
+        // What more tokens cost is the prefills' alone.
+        assert_eq!(bytes(16384) - bytes(1024), (prefills(16384) - prefills(1024)) as u64);
     }
 
     #[test]

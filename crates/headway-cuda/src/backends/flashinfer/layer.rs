@@ -122,10 +122,18 @@ impl FlashInferLayer {
         cache: &CacheLayout<'_>,
         out: &mut TensorMut<'_>,
     ) -> Result<()> {
+        let window_left = self.window.map_or(-1, |w| (w - 1) as i32);
+        if window_left != metadata.window_left {
+            // The kernels would look for partial results where the plan has put none.
+            return Err(AttentionError::Inputs(format!(
+                "a layer that sees {window_left} keys before its own, with a plan for {} (-1: all)",
+                metadata.window_left
+            )));
+        }
         let numbers = PagedNumbers {
             scale: self.scale,
             soft_cap: self.soft_cap.unwrap_or(0.0),
-            window_left: self.window.map_or(-1, |w| (w - 1) as i32),
+            window_left,
             causal: part.causal,
         };
         let rows = part.rows.clone();

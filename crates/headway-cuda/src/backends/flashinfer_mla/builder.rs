@@ -90,17 +90,17 @@ impl MetadataBuilder for FlashInferMlaBuilder {
     type Config = FlashInferMlaConfig;
     type Metadata = FlashInferMlaMetadata;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, config: &FlashInferMlaConfig) -> BuilderPlan {
-        let sizes = sizes(group, config, MOST_SHARED).ok();
-        let shape = sizes.map(|s| LatentShape { dims: s.dims, page_size: group.kernel_block_size });
-        let lists = max_pages(group) * size_of::<i32>() + LatentShape::table_bytes(USUAL_MULTIPROCESSORS);
-        BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, config: &FlashInferMlaConfig) -> Result<BuilderPlan> {
+        let sizes = sizes(group, config, MOST_SHARED)?;
+        let shape = LatentShape { dims: sizes.dims, page_size: group.kernel_block_size };
+        let tables = LatentShape::table_bytes(USUAL_MULTIPROCESSORS);
+        let lists = max_pages(group) * size_of::<i32>() + sizes.list_bytes(group);
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
-            reorder_batch_threshold: sizes.map_or(rules.reorder_batch_threshold, |s| Some(s.threshold)),
-            persistent_bytes: sizes.map_or(0, |_| lists) as u64,
-            workspace_bytes: sizes.map_or(0, |s| s.bytes()) as u64
-                + shape.map_or(0, |s| s.float_bytes(USUAL_MULTIPROCESSORS)) as u64,
-        }
+            reorder_batch_threshold: Some(sizes.threshold),
+            persistent_bytes: (tables + lists) as u64,
+            workspace_bytes: (sizes.bytes() + shape.float_bytes(USUAL_MULTIPROCESSORS)) as u64,
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, config: &FlashInferMlaConfig) -> Result<Self> {

@@ -76,6 +76,24 @@ impl AttentionBackend for FlashInferMla {
     fn combination(need: &LayerNeed) -> Option<Refusal> {
         refused(installed(), need)
     }
+
+    fn stands_back(need: &LayerNeed) -> Option<Refusal> {
+        slower(installed(), need)
+    }
+}
+
+/// Why `CUDA_MLA` is the faster with the modules that there are: `mla_fa2` takes 1.4 to 1.9 times as long (`docs/gpu.md`).
+fn slower(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
+    let arch = need.compute_capability.map(|c| Arch::of((c.0, c.1)).to_string());
+    let fa3 = Want { arch: arch.as_deref(), ..want(Kind::MlaFa3, module_dtype(need.dtype)?) };
+    let there = installed.as_ref().is_ok_and(|folder| folder.find(&fa3).is_some());
+    (!there).then(|| {
+        format!(
+            "mla_fa3 is not built for {}, and mla_fa2 is slower than CUDA_MLA: used only where it is asked for by name",
+            arch.as_deref().unwrap_or("this device")
+        )
+        .into()
+    })
 }
 
 /// Why a layer is refused that each rule by itself would take.
@@ -175,6 +193,21 @@ mod tests {
         }
         let (_dir, paged) = folder(Kind::Fa2);
         assert!(refused(&paged, &need(16, 512, 64)).unwrap().to_string().contains("not built: run"));
+    }
+
+    #[test]
+    fn without_the_faster_module_it_stands_back() {
+        let (_dir, fa3) = folder(Kind::MlaFa3);
+        assert_eq!(slower(&fa3, &need(16, 512, 64)), None);
+        let (_dir, fa2) = folder(Kind::MlaFa2);
+        let why = slower(&fa2, &need(16, 512, 64)).unwrap().to_string();
+        assert!(
+            why.starts_with("mla_fa3 is not built for sm_90a, and mla_fa2 is slower than CUDA_MLA"),
+            "{why}"
+        );
+        // Built for another device.
+        let ampere = LayerNeed { compute_capability: Some(ComputeCapability(8, 0)), ..need(16, 512, 64) };
+        assert!(slower(&fa3, &ampere).unwrap().to_string().contains("sm_80"));
     }
 
     #[test]

@@ -15,11 +15,11 @@ use headway_attention::{
     AttentionError, CommonAttentionMetadata, DecodeSplit, GroupInfo, Result,
     group::arith::{
         mla::MlaStep,
-        prefill_passes::{PassWorkspace, passes},
+        prefill_passes::{Pass, PassWorkspace, passes},
     },
 };
 use headway_tensor::{Persistent, Pod, View};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// What every builder of latent attention does with a step.
 pub(in crate::backends) struct LatentGroup {
@@ -32,25 +32,52 @@ pub(in crate::backends) struct LatentGroup {
     tiles: Persistent<PrefillTile>,
 }
 
-/// Writes into a buffer that grows with the largest step so far.
+/// Writes a list, which the group's limits bound.
 fn write<T: Pod>(cx: &CudaExec, to: &mut Persistent<T>, list: &[T]) -> Result<View<T>> {
     if to.capacity() < list.len() {
-        *to = Persistent::new(cx, list.len().next_power_of_two())?;
+        return Err(AttentionError::Inputs(format!(
+            "prefills of {} pieces; the group's limits allow for {}",
+            list.len(),
+            to.capacity()
+        )));
     }
     Ok(to.write(cx, list.len(), |to| to.copy_from_slice(list)))
+}
+
+/// What a step's passes do, and which part of it each.
+struct Lists {
+    runs: Vec<Run>,
+    tiles: Vec<PrefillTile>,
+    shares: Vec<(Range<usize>, Range<usize>)>,
+}
+
+/// The lists of these passes over so many rows, in tiles of at most `most`.
+fn lists(passes: &[Pass], rows: usize, most: usize) -> Lists {
+    let mut met = vec![false; rows];
+    let (mut runs, mut tiles, mut shares) = (vec![], vec![], vec![]);
+    for pass in passes {
+        let from = (runs.len(), tiles.len());
+        runs.extend(pass.runs.iter().map(device_run));
+        prefill_tiles(pass, most, &mut met, &mut tiles);
+        // The longest first: what is left for the end is short.
+        tiles[from.1..].sort_by_key(|t: &PrefillTile| std::cmp::Reverse(t.keys));
+        shares.push((from.0..runs.len(), from.1..tiles.len()));
+    }
+    Lists { runs, tiles, shares }
 }
 
 impl LatentGroup {
     /// For a group of these sizes; allocates what its layers run in.
     pub fn new(cx: &CudaExec, backend: &'static str, group: &GroupInfo, sizes: LatentSizes) -> Result<Self> {
+        let (runs, tiles) = sizes.most_runs_and_tiles(group);
         Ok(Self {
             sizes,
             workspace: Arc::new(LatentWorkspace::new(cx, &sizes)?),
             backend,
             limits: StepLimits::of(group),
             step: MlaStep::default(),
-            runs: Persistent::new(cx, group.max_num_reqs + 1)?,
-            tiles: Persistent::new(cx, group.max_num_reqs + 1)?,
+            runs: Persistent::new(cx, runs)?,
+            tiles: Persistent::new(cx, tiles)?,
         })
     }
 
@@ -106,17 +133,8 @@ impl LatentGroup {
         let workspace = PassWorkspace { slots: self.sizes.workspace_tokens, alignment: ALIGNMENT };
         let starts = &self.step.prefill_start_loc;
         let all = passes(&self.step.context, starts, split.decodes, workspace);
-        let mut met = vec![false; starts.last().map_or(0, |&n| n as usize)];
-        let (mut runs, mut tiles) = (vec![], vec![]);
-        let mut shares = vec![];
-        for pass in &all {
-            let from = (runs.len(), tiles.len());
-            runs.extend(pass.runs.iter().map(device_run));
-            prefill_tiles(pass, self.sizes.prefill.rows(), &mut met, &mut tiles);
-            // The longest first: what is left for the end is short.
-            tiles[from.1..].sort_by_key(|t: &PrefillTile| std::cmp::Reverse(t.keys));
-            shares.push((from.0..runs.len(), from.1..tiles.len()));
-        }
+        let rows = starts.last().map_or(0, |&n| n as usize);
+        let Lists { runs, tiles, shares } = lists(&all, rows, self.sizes.prefill.rows());
         let runs = write(cx, &mut self.runs, &runs)?;
         let tiles = write(cx, &mut self.tiles, &tiles)?;
         let mut passes = Vec::with_capacity(all.len());
@@ -129,5 +147,69 @@ impl LatentGroup {
             });
         }
         Ok(passes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::mla::{Dims, PrefillForm};
+    use headway_attention::{
+        AttentionSpec, ContextParallel, KvCacheSpec,
+        group::arith::context_chunks::{ChunkWorkspace, ContextChunks},
+    };
+    use headway_tensor::DType;
+    use headway_testkit::Rng;
+
+    #[test]
+    fn lists_made_at_start_hold_the_prefills_of_every_step() {
+        let dims = Dims { heads: 16, nope: 128, rope: 64, rank: 512, v: 128 };
+        let prefill = PrefillForm::choose(&dims, 227 << 10).unwrap();
+        let (mut rng, mut nearest) = (Rng::new(7), 0.0f64);
+        for _ in 0..2000 {
+            let tokens = rng.between(1, 700);
+            let group = GroupInfo {
+                max_num_reqs: rng.between(1, 12),
+                max_num_tokens: tokens,
+                max_model_len: rng.between(1, 3000),
+                ..GroupInfo::new(KvCacheSpec::Mla(AttentionSpec::new(16, 1, 576, DType::BF16)), 16)
+            };
+            let slots = 16 * rng.between(1, if rng.chance(0.5) { 4 } else { 80 });
+            let sizes = LatentSizes {
+                dims,
+                cache: DType::BF16,
+                prefill,
+                workspace_tokens: slots,
+                threshold: 1,
+                decode_tokens: 1,
+                prefill_tokens: tokens,
+            };
+            // As many requests as there may be, long ones and short ones.
+            let (mut starts, mut contexts) = (vec![0], vec![]);
+            for _ in 0..group.max_num_reqs {
+                let end = starts[starts.len() - 1];
+                let left = (tokens as i32 - end).min(group.max_model_len as i32) as usize;
+                if left == 0 {
+                    break;
+                }
+                let new = if rng.chance(0.5) { rng.between(1, left.min(20)) } else { rng.between(1, left) };
+                let most = group.max_model_len - new;
+                let long = if rng.chance(0.3) { most } else { most.min(40) };
+                starts.push(end + new as i32);
+                contexts.push(rng.between(0, long) as i32);
+            }
+            let mut context = ContextChunks::default();
+            let context_parallel = ContextParallel::default();
+            let chunks = ChunkWorkspace { tokens: slots, alignment: ALIGNMENT, context_parallel };
+            context.fill(contexts, &starts, &chunks).unwrap();
+            let all = passes(&context, &starts, 0, PassWorkspace { slots, alignment: ALIGNMENT });
+            let of = lists(&all, starts[starts.len() - 1] as usize, prefill.rows());
+            let (runs, tiles) = sizes.most_runs_and_tiles(&group);
+            assert!(of.runs.len() <= runs, "{} runs of {runs}: {group:?}, {slots}", of.runs.len());
+            assert!(of.tiles.len() <= tiles, "{} tiles of {tiles}: {group:?}, {slots}", of.tiles.len());
+            nearest = nearest.max(of.runs.len() as f64 / runs as f64);
+        }
+        // No bound that nothing comes near.
+        assert!(nearest > 0.4, "{nearest}");
     }
 }

@@ -3,7 +3,7 @@
 use super::rules::{ALIGNMENT, dims};
 use crate::{
     backends::common::refuse,
-    kernels::mla::{Dims, PrefillForm},
+    kernels::mla::{Dims, PrefillForm, PrefillTile, Run},
 };
 use headway_attention::{
     AttentionError, ContextParallel, GroupInfo, KvCacheSpec, Result,
@@ -120,6 +120,28 @@ impl LatentSizes {
             slots * d.heads * d.expanded() * ACTIVATION,
             self.prefill_tokens * d.heads * 4,
         ]
+    }
+
+    /// Most runs and most tiles of a step's prefills.
+    ///
+    /// A request's context is divided where the workspace is full. One piece is the last; at most one lies behind other
+    /// requests' in a workspace; every other fills one. The same goes for its new tokens. All of its rows attend to each
+    /// piece, in tiles; those of a piece of new tokens and those behind it in tiles of their own.
+    pub(super) fn most_runs_and_tiles(&self, group: &GroupInfo) -> (usize, usize) {
+        if self.prefill_tokens == 0 {
+            return (1, 1);
+        }
+        let reqs = group.max_num_reqs.min(self.prefill_tokens);
+        let longest = group.max_model_len.max(self.prefill_tokens);
+        let pieces = 4 + longest / self.workspace_tokens.max(1);
+        let tiles = self.prefill_tokens / self.prefill.rows() + 2 * reqs;
+        (pieces.saturating_mul(reqs).max(1), pieces.saturating_mul(tiles).max(1))
+    }
+
+    /// Bytes of the lists of a step's prefills.
+    pub(in crate::backends) fn list_bytes(&self, group: &GroupInfo) -> usize {
+        let (runs, tiles) = self.most_runs_and_tiles(group);
+        runs * size_of::<Run>() + tiles * size_of::<PrefillTile>()
     }
 
     /// Bytes of the workspace around a decode and of prefills.

@@ -42,7 +42,8 @@ pub struct Mamba2Builder {
     requests: Persistent<Request>,
     chunks: Persistent<Chunk>,
     segments: Persistent<Segment>,
-    /// Made by the first step: a group that only swaps block tables runs in another one's.
+    /// `None`: a group that only swaps block tables runs in another one's. Should a step's batches differ from that one's,
+    /// it is made then.
     workspace: Option<Arc<Workspace>>,
 }
 
@@ -186,25 +187,28 @@ impl MetadataBuilder for Mamba2Builder {
     type Metadata = Mamba2Metadata;
     const UPDATES_BLOCK_TABLE: bool = true;
 
-    fn plan(group: &GroupInfo, rules: &RuleBook, _: &Mamba2Config) -> BuilderPlan {
-        let (persistent, workspace) = sizes(group, USUAL_DEVICE).map_or((0, 0), |(page, _, bounds)| {
-            let lists = bounds.max_num_reqs * size_of::<Request>()
-                + bounds.chunks() * size_of::<Chunk>()
-                + bounds.segments() * size_of::<Segment>();
-            (lists, Workspace::bytes(&page, &bounds))
-        });
-        BuilderPlan {
+    fn plan(group: &GroupInfo, rules: &RuleBook, _: &Mamba2Config) -> Result<BuilderPlan> {
+        let (page, _, bounds) = sizes(group, USUAL_DEVICE)?;
+        let lists = bounds.max_num_reqs * size_of::<Request>()
+            + bounds.chunks() * size_of::<Chunk>()
+            + bounds.segments() * size_of::<Segment>();
+        let workspace = if group.shares_metadata { 0 } else { Workspace::bytes(&page, &bounds) };
+        Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: Some(1),
-            persistent_bytes: persistent as u64,
+            persistent_bytes: lists as u64,
             workspace_bytes: workspace as u64,
-        }
+        })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, _: &Mamba2Config) -> Result<Self> {
         let info = cx.info();
         let device = (info.multiprocessors as usize, info.shared_per_multiprocessor as usize);
         let (page, config, bounds) = sizes(group, device)?;
+        let workspace = match group.shares_metadata {
+            true => None,
+            false => Some(Arc::new(Workspace::new(cx, &page, &bounds)?)),
+        };
         Ok(Self {
             page,
             config,
@@ -216,7 +220,7 @@ impl MetadataBuilder for Mamba2Builder {
             requests: Persistent::new(cx, bounds.max_num_reqs)?,
             chunks: Persistent::new(cx, bounds.chunks())?,
             segments: Persistent::new(cx, bounds.segments())?,
-            workspace: None,
+            workspace,
         })
     }
 
@@ -267,5 +271,37 @@ impl MetadataBuilder for Mamba2Builder {
         let counts = [m.lists.decodes(), m.chunks.len(), m.segments.len(), m.lists.covered()];
         (addresses, counts, m.lists.segmented(), m.stepwise).hash(&mut h);
         h.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headway_attention::KvCacheSpec;
+    use headway_tensor::DType;
+
+    #[test]
+    fn the_plan_counts_the_workspace_of_groups_that_have_one() {
+        // 64 heads of 64, states of 128 in 8 groups, a convolution of 4.
+        let shapes = vec![vec![3, 64 * 64 + 2 * 8 * 128], vec![64, 64, 128]];
+        let spec = MambaSpec {
+            chunk_size: Some(256),
+            ..MambaSpec::new(4096, shapes, vec![DType::BF16, DType::F32])
+        };
+        let group = GroupInfo {
+            max_num_reqs: 16,
+            max_num_tokens: 8192,
+            max_model_len: 4096,
+            ..GroupInfo::new(KvCacheSpec::Mamba(spec), 64)
+        };
+        let bytes = |group: &GroupInfo| {
+            Mamba2Builder::plan(group, &RuleBook::default(), &Mamba2Config::default()).unwrap()
+        };
+        let own = bytes(&group);
+        let (page, _, bounds) = sizes(&group, USUAL_DEVICE).unwrap();
+        assert_eq!(own.workspace_bytes, Workspace::bytes(&page, &bounds) as u64);
+        assert!(own.workspace_bytes > 100 << 20, "{}", own.workspace_bytes);
+        let shared = bytes(&GroupInfo { shares_metadata: true, ..group.clone() });
+        assert_eq!((shared.workspace_bytes, shared.persistent_bytes), (0, own.persistent_bytes));
     }
 }

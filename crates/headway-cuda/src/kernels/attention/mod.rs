@@ -25,6 +25,8 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 /// Keys of a tile of many rows that are in shared memory together.
 const KEYS: usize = 64;
+/// Runs of 16 keys that a warp of a tile of few rows has in shared memory or under way: the least.
+const LEAST_STAGES: usize = 2;
 /// The largest head.
 const MAX_HEAD: usize = 256;
 
@@ -71,26 +73,61 @@ impl Shape {
         (self.head_size.div_ceil(16) * 2).div_ceil(8) * 128
     }
 
-    /// Bytes of shared memory of a block, as `csrc/attention/attention.cu` lays it out.
-    pub fn shared_bytes(&self, cache: DType) -> usize {
-        let eight_bits = cache.size() == 1;
-        let stage = |rows| if eight_bits { rows * self.head_size } else { rows * self.row_bytes() };
-        let wide = |rows| if eight_bits { rows * self.row_bytes() } else { 0 };
-        let few_stages = match self.head_size {
+    /// Bytes of a stage of so many keys as they lie in the cache, and of them in 16 bits where that is not the same.
+    fn key_bytes(&self, cache: DType, keys: usize) -> (usize, usize) {
+        match cache.size() {
+            1 => (keys * self.head_size, keys * self.row_bytes()),
+            _ => (keys * self.row_bytes(), 0),
+        }
+    }
+
+    /// Bytes that a tile of few rows takes.
+    fn few_bytes(&self, cache: DType, stages: usize) -> usize {
+        let (stage, wide) = self.key_bytes(cache, 16);
+        let merged = WARPS * 16 * self.head_size * 4;
+        16 * self.row_bytes() + (WARPS * 2 * (stages * stage + wide)).max(merged)
+    }
+
+    /// Stages of a tile of few rows (`FEW_STAGES`): what hides the memory's latency, or fewer where a block has no more
+    /// than `shared_per_block` bytes.
+    fn few_stages(&self, cache: DType, shared_per_block: usize) -> usize {
+        let best = match self.head_size {
             ..=64 => 4,
             65..=128 => 3,
-            _ => 2,
+            _ => LEAST_STAGES,
         };
-        let merged = WARPS * 16 * self.head_size * 4;
-        let few = 16 * self.row_bytes() + (WARPS * 2 * (few_stages * stage(16) + wide(16))).max(merged);
-        let many = self.many_rows() * self.row_bytes() + 4 * stage(KEYS) + 2 * wide(KEYS);
-        few.max(many)
+        let fits = |&n: &usize| self.few_bytes(cache, n) <= shared_per_block;
+        (LEAST_STAGES..=best).rev().find(fits).unwrap_or(LEAST_STAGES)
+    }
+
+    /// Bytes of shared memory of a block, as `csrc/attention/attention.cu` lays it out where a block has
+    /// `shared_per_block` bytes.
+    pub fn shared_bytes(&self, cache: DType, shared_per_block: usize) -> usize {
+        let (stage, wide) = self.key_bytes(cache, KEYS);
+        let many = self.many_rows() * self.row_bytes() + 4 * stage + 2 * wide;
+        self.few_bytes(cache, self.few_stages(cache, shared_per_block)).max(many)
+    }
+
+    /// That a block's shared memory is enough for these heads.
+    ///
+    /// # Errors
+    /// It isn't; in words.
+    pub fn check_shared(&self, cache: DType, shared_per_block: usize) -> Result<(), String> {
+        let takes = self.shared_bytes(cache, shared_per_block);
+        if takes <= shared_per_block {
+            return Ok(());
+        }
+        Err(format!(
+            "heads of {} with a KV cache of {cache}: a block takes {takes} bytes of shared memory, the device has \
+             {shared_per_block}",
+            self.head_size
+        ))
     }
 
     /// Blocks that run at once on a device: what a launch has.
     pub fn slots(&self, device: &DeviceInfo) -> usize {
         // The system keeps 1 KiB a block. Two blocks' registers fill a multiprocessor.
-        let block = self.shared_bytes(DType::BF16) + 1024;
+        let block = self.shared_bytes(DType::BF16, device.shared_per_block as usize) + 1024;
         let each = (device.shared_per_multiprocessor as usize / block).clamp(1, 2);
         device.multiprocessors as usize * each
     }
@@ -163,19 +200,26 @@ pub struct LayerNumbers<'a> {
 /// # Errors
 /// The compiler's.
 pub fn kernel(cx: &CudaExec, shape: &Shape, dtype: DType, cache: DType, plain: bool) -> Result<Arc<Kernel>> {
-    cx.kernel(&spec(shape, dtype, cache, plain)?)
+    cx.kernel(&spec(shape, dtype, cache, plain, cx.info().shared_per_block as usize)?)
 }
 
-/// What [`kernel`] is compiled of.
+/// What [`kernel`] is compiled of for a device with so much shared memory a block.
 ///
 /// # Errors
 /// Types that no kernel reads.
-pub fn spec(shape: &Shape, dtype: DType, cache: DType, plain: bool) -> Result<KernelSpec> {
+pub fn spec(
+    shape: &Shape,
+    dtype: DType,
+    cache: DType,
+    plain: bool,
+    shared_per_block: usize,
+) -> Result<KernelSpec> {
     let defines = vec![
         ("HEAD", shape.head_size.to_string()),
         ("ACT", number(dtype)?),
         ("CACHE", number(cache)?),
         ("PLAIN", u8::from(plain).to_string()),
+        ("FEW_STAGES", shape.few_stages(cache, shared_per_block).to_string()),
     ];
     Ok(KernelSpec { file: "attention/attention.cu", entry: "attention", defines })
 }
@@ -277,7 +321,7 @@ pub fn attend(
         v_scale: numbers.v_scale,
         pad: 0,
     };
-    let shared = shape.shared_bytes(cache.dtype) as u32;
+    let shared = shape.shared_bytes(cache.dtype, cx.info().shared_per_block as usize) as u32;
     // SAFETY: shapes, strides and devices were checked; tiles are the planner's, within the step and its scratch;
     // blocks of the table are the cache manager's, within the cache.
     unsafe { kernel.launch(cx, [batch.grid as u32, 1, 1], THREADS, shared, &params) }

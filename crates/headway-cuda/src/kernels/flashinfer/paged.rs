@@ -16,6 +16,13 @@ const MOST_ROWS: usize = 128;
 const FEWEST_ROWS: usize = 16;
 /// Rows that a block takes in fa3, at heads of 64 and at others.
 const HOPPER_ROWS: [usize; 2] = [192, 128];
+/// Arguments of fa3's plan.
+const FA3_PLAN: usize = 16;
+/// Arguments of a run that both kinds have, that are left out behind them in each, and all of fa2's.
+const RUN: usize = 16;
+const LEFT_OUT: [usize; 2] = [8, 4];
+const FA2_RUN: usize = RUN + LEFT_OUT[0] + 5;
+
 /// The heads of a group, and its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagedShape {
@@ -41,18 +48,19 @@ impl PagedShape {
         rows * (self.head_size + 1) * size_of::<f32>() + TABLES
     }
 
-    /// Bytes of the tables of a plan for so many requests with so many new tokens, by fa2 or by fa3.
-    pub fn table_bytes(&self, multiprocessors: u32, reqs: usize, tokens: usize) -> usize {
+    /// Bytes of the tables of a plan by a kind of kernels for so many requests with so many new tokens.
+    pub fn table_bytes(&self, kind: Kind, multiprocessors: u32, reqs: usize, tokens: usize) -> usize {
         let int = size_of::<i32>();
+        if kind == Kind::Fa3 {
+            let rows = HOPPER_ROWS[usize::from(self.head_size != 64)];
+            let works = (tokens.div_ceil(rows) + reqs) * self.heads;
+            return works * 7 * int + (multiprocessors as usize + 1) * int + TABLES;
+        }
         let group = self.heads / self.kv_heads.max(1);
         let tiles = reqs + (tokens * group).div_ceil(FEWEST_ROWS);
         let tiles = tiles.max(Self::slots(multiprocessors));
         // Three numbers and a flag a tile; partial results by request and by token.
-        let fa2 = tiles * (3 * int + 1) + (reqs + tokens + 4) * int;
-        let rows = HOPPER_ROWS[usize::from(self.head_size != 64)];
-        let works = (tokens.div_ceil(rows) + reqs) * self.heads;
-        let fa3 = works * 7 * int + (multiprocessors as usize + 1) * int;
-        fa2.max(fa3) + TABLES
+        tiles * (3 * int + 1) + (reqs + tokens + 4) * int + TABLES
     }
 }
 
@@ -95,7 +103,8 @@ pub fn plan(
     let [starts, pages, lens] = [x.query_start_loc, x.page_indptr, x.seq_lens].map(TensorArg::host);
     let len = memory.staging.len();
     let staged = TensorArg::host_bytes(memory.staging.next()?, len);
-    let mut args = vec![
+    let uniform = Arg::Bool(x.decode_graph);
+    let args = [
         Arg::Tensor(&floats),
         Arg::Tensor(&tables),
         Arg::Tensor(&staged),
@@ -107,21 +116,23 @@ pub fn plan(
         Arg::Int(shape.heads as i64),
         Arg::Int(shape.kv_heads as i64),
         Arg::Int(shape.page_size as i64),
-        Arg::Bool(x.decode_graph),
+        uniform,
         Arg::Int(shape.head_size as i64),
         Arg::Int(shape.head_size as i64),
         Arg::Bool(x.causal),
         Arg::Int(x.window_left.into()),
+        // fa2's alone: no fixed pieces, keys may be split, no blocks set aside, new tokens of each request.
+        Arg::Int(-1),
+        Arg::Bool(false),
+        Arg::Int(0),
+        Arg::Int(x.decode_graph.into()),
+        uniform,
     ];
-    if module.entry().kind == Kind::Fa2 {
-        // No fixed pieces, keys may be split, no blocks set aside, new tokens of each request.
-        let uniform = Arg::Int(x.decode_graph.into());
-        args.extend([Arg::Int(-1), Arg::Bool(false), Arg::Int(0), uniform, Arg::Bool(x.decode_graph)]);
-    }
+    let args = if module.entry().kind == Kind::Fa2 { &args[..] } else { &args[..FA3_PLAN] };
     cx.context().bind_to_thread().doing("binding the context")?;
     // SAFETY: the arguments are the function's; host slices and staging outlive the call, and the copy that it queues
     // reads the staging half until the fence; the plan keeps the workspaces.
-    let returned = unsafe { module.call("plan", ordinal(cx), stream(cx), &args) };
+    let returned = unsafe { module.call("plan", ordinal(cx), stream(cx), args) };
     memory.staging.copied()?;
     let returned = returned?;
     let numbers =
@@ -229,7 +240,7 @@ pub fn run(
     }
     let [starts, indptr, indices, last] =
         views.map(|v| TensorArg::row(device, v.addr(), DType::I32, v.len()));
-    let mut args = vec![
+    let common = [
         Arg::Tensor(&plan.floats),
         Arg::Tensor(&plan.tables),
         Arg::Object(&plan.returned),
@@ -250,22 +261,26 @@ pub fn run(
         Arg::Bool(cx.info().capability.0 >= 9),
     ];
     let (cap, scale) = (Arg::Float(numbers.soft_cap.into()), Arg::Float(numbers.scale.into()));
-    match module.entry().kind {
+    let mut args = [Arg::None; FA2_RUN];
+    args[..RUN].copy_from_slice(&common);
+    let one = Arg::Float(1.0);
+    let args = match module.entry().kind {
         Kind::Fa3 => {
-            args.extend([Arg::None; 4]);
+            let (from, to) = (RUN + LEFT_OUT[1], RUN + LEFT_OUT[1] + 4);
             // The values' scale.
-            args.extend([cap, scale, Arg::Float(1.0), Arg::Int(0)]);
+            args[from..to].copy_from_slice(&[cap, scale, one, Arg::Int(0)]);
+            &args[..to]
         }
         _ => {
-            args.extend([Arg::None; 8]);
             // Rotary positions are not its business: factors of 1.
-            args.extend([cap, scale, Arg::Float(1.0), Arg::Float(1.0), Arg::Int(0)]);
+            args[RUN + LEFT_OUT[0]..].copy_from_slice(&[cap, scale, one, one, Arg::Int(0)]);
+            &args[..]
         }
-    }
+    };
     cx.context().bind_to_thread().doing("binding the context")?;
     // SAFETY: the arguments are the function's; shapes, types, devices and bounds were checked, the page numbers on the
     // host when the plan was made; the plan keeps the workspaces, the views their lists.
-    unsafe { module.call("paged_run", device, stream(cx), &args) }?;
+    unsafe { module.call("paged_run", device, stream(cx), args) }?;
     Ok(())
 }
 
@@ -279,8 +294,8 @@ mod tests {
         // 264 tiles of 128 rows of 128 and a sum, float32.
         assert_eq!(shape.float_bytes(132), (264 * 128 + 32) * 129 * 4 + 256);
         // Decodes: a tile each.
-        assert!(shape.table_bytes(132, 256, 256) >= 320 * 13);
+        assert!(shape.table_bytes(Kind::Fa2, 132, 256, 256) >= 320 * 13);
         // fa3: every tile of 128 rows and every head is a piece of work of 7 numbers.
-        assert!(shape.table_bytes(132, 4, 8192) >= (64 + 3) * 32 * 28);
+        assert!(shape.table_bytes(Kind::Fa3, 132, 4, 8192) >= (64 + 3) * 32 * 28);
     }
 }

@@ -41,8 +41,9 @@ impl Form {
         }
     }
 
-    /// What it is compiled of for states of these sizes and types, and activations of `dtype`.
-    fn specs(self, page: &StatePage, dtype: DType) -> Result<[KernelSpec; 2]> {
+    /// What it is compiled of for states of these sizes and types, and activations of `dtype`, where a block has so much
+    /// shared memory.
+    fn specs(self, page: &StatePage, dtype: DType, shared_per_block: usize) -> Result<[KernelSpec; 2]> {
         let (file, entries) = self.entries();
         let mut defines = vec![
             ("ACT", number(dtype)?),
@@ -55,6 +56,9 @@ impl Form {
                 defines.push(("TAPS", page.dims.conv_kernel.to_string()));
             }
             _ => defines.push(("SSM", number(page.ssm)?)),
+        }
+        if file == SCAN {
+            defines.push(("STAGES", page.stages(shared_per_block).to_string()));
         }
         Ok(entries.map(|entry| KernelSpec { file, entry, defines: defines.clone() }))
     }
@@ -76,7 +80,7 @@ impl LayerKernels {
     /// The compiler's; types that no kernel reads.
     pub fn new(cx: &CudaExec, page: &StatePage, dtype: DType) -> Result<Self> {
         let load = |form: Form| -> Result<[Arc<Kernel>; 2]> {
-            let [wide, single] = form.specs(page, dtype)?;
+            let [wide, single] = form.specs(page, dtype, cx.info().shared_per_block as usize)?;
             Ok([cx.kernel(&wide)?, cx.kernel(&single)?])
         };
         let [a, b, c, d, e, f] = Form::ALL;
@@ -97,14 +101,14 @@ impl LayerKernels {
     }
 }
 
-/// What [`LayerKernels::new`] loads, one of each file.
+/// What [`LayerKernels::new`] loads, one of each file, where a block has so much shared memory.
 ///
 /// # Errors
 /// Types that no kernel reads.
-pub fn layer_specs(page: &StatePage, dtype: DType) -> Result<Vec<KernelSpec>> {
+pub fn layer_specs(page: &StatePage, dtype: DType, shared_per_block: usize) -> Result<Vec<KernelSpec>> {
     let mut all = vec![];
     for form in [Form::Chunks, Form::Step, Form::Rows] {
-        let [wide, _] = form.specs(page, dtype)?;
+        let [wide, _] = form.specs(page, dtype, shared_per_block)?;
         all.push(wide);
     }
     Ok(all)
@@ -116,14 +120,17 @@ pub fn layer_specs(page: &StatePage, dtype: DType) -> Result<Vec<KernelSpec>> {
 /// A type that no kernel reads.
 pub fn specs() -> Result<Vec<KernelSpec>> {
     let mut all = vec![];
-    for (head_dim, state, conv_kernel, dtype, conv, ssm) in [
-        (64, 128, 4, BF16, BF16, F32),
-        (128, 256, 4, F16, F16, BF16),
-        (32, 16, 4, BF16, F32, F16),
-        (7, 6, 2, F16, F32, F32),
+    // With the shared memory of the generations that have most and of those that have least.
+    let (most, least) = (227 << 10, 99 << 10);
+    for (head_dim, state, conv_kernel, dtype, conv, ssm, shared) in [
+        (64, 128, 4, BF16, BF16, F32, most),
+        (64, 128, 4, BF16, BF16, F32, least),
+        (128, 256, 4, F16, F16, BF16, most),
+        (32, 16, 4, BF16, F32, F16, most),
+        (7, 6, 2, F16, F32, F32, most),
     ] {
         let dims = Mamba2Dims { heads: 8, head_dim, groups: 2, state, conv_kernel };
-        all.extend(layer_specs(&StatePage { dims, conv, ssm }, dtype)?);
+        all.extend(layer_specs(&StatePage { dims, conv, ssm }, dtype, shared)?);
     }
     Ok(all)
 }

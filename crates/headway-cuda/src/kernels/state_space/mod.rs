@@ -290,7 +290,7 @@ pub fn mix(
     }
     if !batch.stepwise && !lists.segments().is_empty() {
         let grid = [(d.heads * page.tiles()) as u32, lists.segments().len() as u32, 1];
-        let shared = page.shared_bytes();
+        let shared = page.shared_bytes(cx.info().shared_per_block as usize);
         if lists.segmented() {
             launch(Form::States, true, grid, SCAN_THREADS, shared, &params)?;
         }

@@ -14,6 +14,8 @@ pub const CHUNK: usize = 64;
 pub(super) const SCAN_BLOCK: usize = 128;
 /// All threads of a block: one more warp loads.
 pub(super) const SCAN_THREADS: usize = SCAN_BLOCK + 32;
+/// Bytes of shared memory of each block that the system keeps: a block may ask for the rest of a multiprocessor's.
+const SYSTEM_SHARED: usize = 1024;
 /// Heads and states lie in rows of the workspace padded to this many elements.
 const PADDED_TO: usize = 16;
 
@@ -97,17 +99,29 @@ impl StatePage {
         self.dims.heads * self.tiles() * parts * 2 * SCAN_BLOCK * 4
     }
 
-    /// Bytes of shared memory of a block of the scan (`Shared` in `scan.cu`).
-    pub(super) fn shared_bytes(&self) -> usize {
+    /// Bytes of shared memory of a block of the scan with so many chunks in it (`Shared` in `scan.cu`).
+    fn bytes_with(&self, stages: usize) -> usize {
         let (state_row, tile) = (self.state_wide() + 8, self.tile());
-        let stages = if self.state_wide() <= 128 { 2 } else { 1 };
         stages * (2 * (2 * CHUNK * state_row + CHUNK * (tile + 8)) + 3 * CHUNK * 4) + 2 * tile * state_row
+    }
+
+    /// Chunks of the scan in shared memory (`STAGES`): two, unless states are too large for that or a block has no more
+    /// than `shared_per_block` bytes.
+    pub(super) fn stages(&self, shared_per_block: usize) -> usize {
+        if self.state_wide() <= 128 && self.bytes_with(2) <= shared_per_block { 2 } else { 1 }
+    }
+
+    /// Bytes of shared memory of a block of the scan, where it has `shared_per_block`.
+    pub fn shared_bytes(&self, shared_per_block: usize) -> usize {
+        self.bytes_with(self.stages(shared_per_block))
     }
 
     /// Segments whose blocks fill a device together, at least one.
     pub fn segments_at_once(&self, multiprocessors: usize, shared_per_multiprocessor: usize) -> usize {
-        // The system keeps 1 KiB a block; registers are for two blocks.
-        let each = (shared_per_multiprocessor / (self.shared_bytes() + 1024)).clamp(1, 2);
+        // Registers are for two blocks.
+        let block =
+            self.shared_bytes(shared_per_multiprocessor.saturating_sub(SYSTEM_SHARED)) + SYSTEM_SHARED;
+        let each = (shared_per_multiprocessor / block).clamp(1, 2);
         (multiprocessors * each / (self.dims.heads * self.tiles())).max(1)
     }
 
@@ -132,12 +146,26 @@ mod tests {
             let p = page(heads, head_dim, state);
             assert!(p.part() >= heads * p.head_wide() * p.state_wide(), "{head_dim} {state}");
             assert!(p.part() <= 8 * heads * p.head_wide() * p.state_wide(), "{head_dim} {state}");
-            // What a device of compute capability 8.0 has for a block.
-            assert!(p.shared_bytes() <= 163 << 10);
         }
         let p = page(64, 64, 128);
         assert_eq!((p.part(), p.row(), p.tiles()), (64 * 64 * 128, 64 * 64 + 256, 1));
         assert_eq!(p.segments_at_once(132, 228 << 10), 4);
+    }
+
+    #[test]
+    fn every_scan_fits_a_block_of_every_generation() {
+        for kib in [99, 163, 227] {
+            for state in 1..=MAX_STATE {
+                for head_dim in 1..=256 {
+                    let p = page(8, head_dim, state);
+                    assert!(p.shared_bytes(kib << 10) <= kib << 10, "{head_dim} {state} {kib} KiB");
+                }
+            }
+        }
+        let p = page(64, 64, 128);
+        assert_eq!([99, 163, 227].map(|kib| p.stages(kib << 10)), [1, 2, 2]);
+        assert_eq!([99, 227].map(|kib| p.shared_bytes(kib << 10)), [62_208, 107_008]);
+        assert_eq!(page(64, 64, 96).stages(99 << 10), 2);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use headway_attention::{
     group::arith::mamba2_dims::Mamba2Dims,
 };
 use headway_cuda::{
-    CudaExec, KernelSpec,
+    CudaExec, DeviceInfo, KernelSpec,
     backends::mamba2::{Mamba2Builder, Mamba2Config, Mamba2Layer, Mamba2Metadata},
     kernels::state_space::{StatePage, layer_specs},
 };
@@ -99,7 +99,7 @@ impl Shape {
         }
     }
 
-    pub fn specs(&self) -> Result<Vec<KernelSpec>, String> {
+    pub fn specs(&self, info: &DeviceInfo) -> Result<Vec<KernelSpec>, String> {
         let dims = Mamba2Dims {
             heads: self.heads,
             head_dim: self.head_dim,
@@ -107,7 +107,8 @@ impl Shape {
             state: self.state,
             conv_kernel: self.conv_kernel,
         };
-        layer_specs(&StatePage::new(dims, self.conv, self.ssm)?, self.act).map_err(text)
+        layer_specs(&StatePage::new(dims, self.conv, self.ssm)?, self.act, info.shared_per_block as usize)
+            .map_err(text)
     }
 }
 
@@ -146,7 +147,7 @@ pub struct World<'a> {
 }
 
 pub fn builder(cx: &CudaExec, group: &GroupInfo) -> Result<Mamba2Builder, String> {
-    let plan = Mamba2Builder::plan(group, &RuleBook::default(), &Mamba2Config::default());
+    let plan = Mamba2Builder::plan(group, &RuleBook::default(), &Mamba2Config::default()).map_err(text)?;
     Mamba2Builder::new(cx, group, &plan, &Mamba2Config::default()).map_err(text)
 }
 

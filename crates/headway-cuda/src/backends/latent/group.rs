@@ -174,7 +174,8 @@ mod tests {
                 max_model_len: rng.between(1, 3000),
                 ..GroupInfo::new(KvCacheSpec::Mla(AttentionSpec::new(16, 1, 576, DType::BF16)), 16)
             };
-            let slots = 16 * rng.between(1, if rng.chance(0.5) { 4 } else { 80 });
+            let most = if rng.chance(0.5) { 4 } else { 80 };
+            let slots = 16 * rng.between(1, most);
             let sizes = LatentSizes {
                 dims,
                 cache: DType::BF16,

@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(
             said,
             [
-                "heads of 256 with a KV cache of bf16: a block takes 163840 bytes of shared memory, the device has \
+                "heads of 256 with a KV cache of bfloat16: a block takes 163840 bytes of shared memory, the device has \
               101376 (compute capability 8.9)"
             ]
         );

@@ -58,11 +58,29 @@ impl ApiError {
     /// The body; a stream sends it as an event.
     pub fn body(&self) -> Value {
         json!({"error": {
-            "message": self.message,
+            "message": cut(&self.message, MAX_MESSAGE),
             "type": kind(self.status),
-            "param": self.param,
+            "param": self.param.as_deref().map(shown),
             "code": self.code,
         }})
+    }
+}
+
+/// The most characters of a name or value that a refusal shows.
+const SHOWN: usize = 100;
+/// The most characters of a refusal's words.
+const MAX_MESSAGE: usize = 1000;
+
+/// What a client sent, short enough to be shown.
+pub(crate) fn shown(text: &str) -> std::borrow::Cow<'_, str> {
+    cut(text, SHOWN)
+}
+
+/// The first `most` characters.
+fn cut(text: &str, most: usize) -> std::borrow::Cow<'_, str> {
+    match text.char_indices().nth(most) {
+        None => text.into(),
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
     }
 }
 

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod connections;
 pub mod driver;
 mod error;
 pub mod metrics;

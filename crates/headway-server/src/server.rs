@@ -2,6 +2,7 @@
 
 use crate::{
     api::{App, router},
+    connections,
     driver::{EngineHandle, State},
     metrics::Metrics,
     options::ServeOptions,
@@ -73,14 +74,12 @@ impl Server {
     pub async fn run(self, asked: impl Future<Output = ()>) -> Result<(), ServeError> {
         let app = Arc::clone(&self.app);
         let (close, closed) = watch::channel(false);
-        let wait = wait_for(closed);
-        let served = axum::serve(self.listener, router(Arc::clone(&app))).with_graceful_shutdown(wait);
-        let serving = tokio::spawn(served.into_future());
+        let serving = tokio::spawn(connections::serve(self.listener, router(Arc::clone(&app)), closed));
         let outcome = tokio::select! {
             () = asked => Ok(()),
             why = broken(app.engine.watch()) => Err(ServeError::Engine(why)),
         };
-        app.draining.store(true, Ordering::Relaxed);
+        app.draining.store(true, Ordering::SeqCst);
         if outcome.is_ok() {
             tracing::info!(
                 seconds = app.options.grace_period.as_secs_f64(),
@@ -95,21 +94,23 @@ impl Server {
     }
 }
 
-/// Waits until no request runs or time is over; then ends what runs.
+/// Waits until no call is left (read, tokenised, running, or written) or time is over; then ends what is.
 async fn drain(app: &App) {
-    let until = Instant::now() + app.options.grace_period;
-    while app.metrics.unfinished() > 0 && Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let left = app.metrics.unfinished();
-    if left > 0 {
-        tracing::warn!(requests = left, "the grace period is over; ending what still runs");
+    let left = || app.calls.load(Ordering::SeqCst).max(app.metrics.unfinished().try_into().unwrap_or(0));
+    until_none(left, app.options.grace_period).await;
+    if left() > 0 {
+        tracing::warn!(requests = left(), "the grace period is over; ending what still runs");
         app.engine.abort_all();
+        app.over.send_replace(true);
+        until_none(left, LAST_WORDS).await;
     }
 }
 
-async fn wait_for(mut closed: watch::Receiver<bool>) {
-    let _ = closed.wait_for(|c| *c).await;
+async fn until_none(left: impl Fn() -> usize, time: Duration) {
+    let until = Instant::now() + time;
+    while left() > 0 && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// When the engine ends by itself: why.

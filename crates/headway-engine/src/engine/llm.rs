@@ -142,6 +142,9 @@ impl LlmEngine {
         {
             return Err(RequestError::BiasOutOfRange { id, vocab_size });
         }
+        if let Some(&id) = request.sampling.stop_token_ids.iter().find(|id| **id as usize >= vocab_size) {
+            return Err(RequestError::StopOutOfRange { id, vocab_size });
+        }
         let room = self.max_request_tokens().saturating_sub(request.prompt_ids.len()).max(1);
         let (min, max) = (request.sampling.min_tokens, request.sampling.max_tokens.unwrap_or(room));
         if min > max {

@@ -74,6 +74,14 @@ pub enum RequestError {
         /// Rows of the vocabulary.
         vocab_size: usize,
     },
+    /// A stop token that the model doesn't have.
+    #[error("--stop-token-ids: token {id} is outside the vocabulary of {vocab_size}; ids go from 0 to {}", vocab_size - 1)]
+    StopOutOfRange {
+        /// The id.
+        id: u32,
+        /// Rows of the vocabulary.
+        vocab_size: usize,
+    },
     /// A prompt id that the model doesn't have.
     #[error("prompt id {id} is outside the vocabulary of {vocab_size}; ids go from 0 to {}", vocab_size - 1)]
     IdOutOfRange {

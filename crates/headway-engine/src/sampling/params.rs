@@ -94,7 +94,7 @@ impl SamplingParams {
         check(p > 0.0 && p <= 1.0, "--top-p", "above 0 and at most 1", &p)?;
         check((0.0..=1.0).contains(&self.min_p), "--min-p", "from 0 to 1", &self.min_p)?;
         let r = self.repetition_penalty;
-        check(r.is_finite() && r > 0.0, "--repetition-penalty", "a finite number above 0", &r)?;
+        check((0.01..=100.0).contains(&r), "--repetition-penalty", "from 0.01 to 100", &r)?;
         for (option, penalty) in
             [("--presence-penalty", self.presence_penalty), ("--frequency-penalty", self.frequency_penalty)]
         {

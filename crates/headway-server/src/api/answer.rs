@@ -162,6 +162,7 @@ pub fn refused(e: SubmitError, prompt: &'static str) -> ApiError {
                 ("--max-tokens", "max_tokens"),
                 ("--min-tokens", "min_tokens"),
                 ("--logit-bias", "logit_bias"),
+                ("--stop-token-ids", "stop_token_ids"),
                 ("--stop", "stop"),
             ];
             let text = text.into_iter().fold(e.to_string(), |t, (option, name)| t.replace(option, name));
@@ -175,6 +176,7 @@ pub fn refused(e: SubmitError, prompt: &'static str) -> ApiError {
                 RequestError::StopWithoutTokenizer => ApiError::unprocessable("stop", text),
                 RequestError::Text(_) => ApiError::param("stop", text),
                 RequestError::BiasOutOfRange { .. } => ApiError::param("logit_bias", text),
+                RequestError::StopOutOfRange { .. } => ApiError::param("stop_token_ids", text),
                 _ => ApiError::param(prompt, text),
             }
         }

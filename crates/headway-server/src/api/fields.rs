@@ -1,9 +1,12 @@
 //! [`Fields`]: a request's JSON object, taken apart by name, so that every refusal names its parameter.
 
-use crate::ApiError;
+use crate::{ApiError, error::shown};
 use axum::http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+
+/// The most bytes of a name that may be a known one misspelt.
+const MAX_MISSPELT: usize = 40;
 
 /// A request's parameters that were not taken yet.
 pub struct Fields {
@@ -35,16 +38,21 @@ impl Fields {
         self.known.push(name);
         match self.left.remove(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_path_to_error::deserialize(value).map(Some).map_err(|e| {
+            Some(value) => serde_path_to_error::deserialize(whole(value)).map(Some).map_err(|e| {
                 let path = match e.path().to_string() {
                     p if p == "." => name.to_owned(),
                     p if p.starts_with('[') => format!("{name}{p}"),
                     p => format!("{name}.{p}"),
                 };
-                let why = e.into_inner();
-                ApiError::param(path.clone(), format!("{path}: {why}"))
+                let why = e.into_inner().to_string();
+                ApiError::param(shown(&path), format!("{}: {}", shown(&path), words(&why)))
             }),
         }
+    }
+
+    /// Entries of a parameter that is an object.
+    pub fn size(&self, name: &str) -> Option<usize> {
+        self.left.get(name)?.as_object().map(Map::len)
     }
 
     /// A parameter that must be given.
@@ -80,9 +88,12 @@ impl Fields {
     /// 400 for a parameter that nobody took.
     pub fn finish(self) -> Result<(), ApiError> {
         let Some(name) = self.left.keys().next() else { return Ok(()) };
+        // The distance to a long name takes long, and is large.
+        let near = name.len() <= MAX_MISSPELT;
         let nearest = self
             .known
             .iter()
+            .filter(|_| near)
             .map(|k| (strsim::damerau_levenshtein(k, name), *k))
             .min()
             .filter(|(distance, _)| *distance <= 3);
@@ -90,7 +101,44 @@ impl Fields {
             Some((_, k)) => format!("did you mean {k}?"),
             None => format!("known are {}", self.known.join(", ")),
         };
-        Err(ApiError::param(name, format!("{name} is not a parameter of this endpoint; {hint}")))
+        let name = shown(name);
+        Err(ApiError::param(name.clone(), format!("{name} is not a parameter of this endpoint; {hint}")))
+    }
+}
+
+/// What the deserializer says, in JSON's words and without the middle of a long value: what is expected is said at the end.
+fn words(why: &str) -> String {
+    let why = match why.split_once(", expected ") {
+        None => why.to_owned(),
+        Some((found, expected)) => format!("{}, expected {}", shown(found), json_type(expected)),
+    };
+    match why.char_indices().nth(300) {
+        None => why,
+        Some(_) => shown(&why).into_owned(),
+    }
+}
+
+/// A type of Rust's as JSON has it.
+fn json_type(expected: &str) -> &str {
+    match expected {
+        "usize" | "u32" | "u64" => "an integer of at least 0",
+        "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        "a boolean" | "bool" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        e if e.starts_with("struct ") => "an object",
+        e => e,
+    }
+}
+
+/// A number without a fraction as an integer: some clients write 1 as 1.0.
+fn whole(value: Value) -> Value {
+    // Beyond it not every integer is a float.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value.as_f64() {
+        Some(n) if value.is_f64() && n.fract() == 0.0 && n.abs() <= EXACT => Value::from(n as i64),
+        _ => value,
     }
 }
 

@@ -1,7 +1,8 @@
 //! `response_format`: a JSON schema as a grammar over the model's tokens, by llguidance.
 
-use super::fields::Fields;
-use crate::ApiError;
+use super::{App, fields::Fields, schema};
+use crate::{ApiError, driver::Model, error::shown};
+use axum::http::StatusCode;
 use headway_engine::{sampling::Constraint, text::Tokenizer};
 use llguidance::{
     Matcher, ParserFactory,
@@ -10,7 +11,13 @@ use llguidance::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+/// The most time that a client waits for its schema to be compiled, and for the turn to.
+const COMPILE_TIME: Duration = Duration::from_secs(5);
+const TURN_TIME: Duration = Duration::from_secs(10);
+/// Schemas are compiled by recursion, a level of them in a few KiB.
+const STACK_BYTES: usize = 32 << 20;
 
 /// What an answer must be.
 #[derive(Debug)]
@@ -36,7 +43,7 @@ impl Format {
     /// Takes `response_format`; `None`: text.
     ///
     /// # Errors
-    /// 400 for another kind, or a schema that is missing.
+    /// 400 for another kind, or a schema that is missing or has more than it may have.
     pub fn take(f: &mut Fields) -> Result<Option<Self>, ApiError> {
         let Some(given) = f.take::<Given>("response_format")? else { return Ok(None) };
         match (given.kind.as_str(), given.json_schema) {
@@ -45,7 +52,9 @@ impl Format {
                 Ok(Some(Self { schema: json!({"type": "object"}), param: "response_format" }))
             }
             ("json_schema", Some(Schema { schema: Some(schema) })) => {
-                Ok(Some(Self { schema, param: "response_format.json_schema.schema" }))
+                let param = "response_format.json_schema.schema";
+                schema::check(&schema).map_err(|why| ApiError::param(param, format!("{param}: {why}")))?;
+                Ok(Some(Self { schema, param }))
             }
             ("json_schema", _) => {
                 let param = "response_format.json_schema.schema";
@@ -53,7 +62,51 @@ impl Format {
             }
             (kind, _) => {
                 let param = "response_format.type";
-                let why = format!("{param} is {kind:?}; text, json_object or json_schema is needed");
+                let why = format!("{param} is {:?}; text, json_object or json_schema is needed", shown(kind));
+                Err(ApiError::param(param, why))
+            }
+        }
+    }
+}
+
+impl App {
+    /// The constraint that a format puts on an answer. One at a time is made, on a thread of its own, which keeps its turn
+    /// until it is done: a schema that takes long holds other schemas up, and nothing else.
+    ///
+    /// # Errors
+    /// A schema that is none or takes too long, 503 while others do, a model without a tokenizer.
+    pub(crate) async fn constraint(
+        self: &Arc<Self>,
+        format: Option<Format>,
+        model: &Arc<Model>,
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let Some(format) = format else { return Ok(None) };
+        let turn = tokio::time::timeout(TURN_TIME, Arc::clone(&self.compiling).acquire_owned()).await;
+        let turn = turn.map_err(|_| {
+            let why = "other requests' schemas are being compiled; try again later";
+            ApiError::unavailable(why).retry_after(5)
+        })?;
+        let (app, model, param) = (Arc::clone(self), Arc::clone(model), format.param);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let compile = move || {
+            let _turn = turn;
+            let grammars = app.grammars.get_or_init(|| Grammars::new(model.tokenizer()?));
+            let made = grammars.as_ref().map_err(Clone::clone).and_then(|g| g.constraint(&format));
+            // Its client may be gone.
+            let _ = tell.send(made);
+        };
+        let failed = |why: &str| {
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}; the server goes on"))
+        };
+        let thread = std::thread::Builder::new().name("headway-grammar".into()).stack_size(STACK_BYTES);
+        thread.spawn(compile).map_err(|e| failed(&format!("there is no thread for the schema: {e}")))?;
+        match tokio::time::timeout(COMPILE_TIME, told).await {
+            Ok(Ok(made)) => made.map(Some),
+            Ok(Err(_)) => Err(failed("compiling the schema failed")),
+            Err(_) => {
+                let seconds = COMPILE_TIME.as_secs();
+                let why =
+                    format!("{param}: the schema takes more than {seconds} s to compile; make it simpler");
                 Err(ApiError::param(param, why))
             }
         }

@@ -1,19 +1,21 @@
 //! What stands around every endpoint: key, bounds, origins, and a handler's panic.
 
-use super::{App, body};
+use super::{App, body, ending};
 use crate::ApiError;
 use axum::{
     Router,
+    body::Body,
     extract::{DefaultBodyLimit, Request, State},
     http::{HeaderValue, Method, StatusCode, header},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
 };
-use std::sync::Arc;
+use http_body_util::BodyExt;
+use std::sync::{Arc, atomic::Ordering};
 use subtle::ConstantTimeEq;
 use tower_http::{
     catch_panic::CatchPanicLayer,
-    cors::{AllowOrigin, Any, CorsLayer},
+    cors::{AllowHeaders, AllowOrigin, Any, CorsLayer},
 };
 
 /// `answers` behind the key, `open` without; both bounded.
@@ -22,6 +24,7 @@ pub fn around(answers: Router<Arc<App>>, open: Router<Arc<App>>, app: Arc<App>) 
         // The framework's own limit, which knows nothing of the option.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::clone(&app), body::buffer))
+        .layer(from_fn_with_state(Arc::clone(&app), counted))
         .layer(from_fn_with_state(Arc::clone(&app), key));
     let all = answers
         .merge(open)
@@ -51,7 +54,9 @@ fn panicked() -> Response {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::CONTENT_TYPE, header::AUTHORIZATION]);
+        // Clients have headers of their own, which mean nothing here.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER]);
     match origins {
         [] => None,
         [any] if any == "*" => Some(layer.allow_origin(Any)),
@@ -62,11 +67,55 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     }
 }
 
+/// Counts a call from its arrival until its answer is written. One that comes while the server ends is refused, and so is
+/// one that has no answer when its time is over.
+async fn counted(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
+    // First counted, then asked, so that who waits for none to be left misses none.
+    let call = InFlight::new(&app);
+    app.open()?;
+    let response = tokio::select! {
+        biased;
+        response = next.run(request) => response,
+        () = time_is_over(&app) => return Err(ending()),
+    };
+    let until_written = move |frame| {
+        let _call = &call;
+        frame
+    };
+    Ok(response.map(|body| Body::new(body.map_frame(until_written))))
+}
+
+async fn time_is_over(app: &App) {
+    let _ = app.over.subscribe().wait_for(|over| *over).await;
+}
+
+/// A call that is counted.
+struct InFlight(Arc<App>);
+
+impl InFlight {
+    fn new(app: &Arc<App>) -> Self {
+        app.calls.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(app))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// In front of a key, in any case.
+const SCHEME: &[u8] = b"Bearer ";
+
 /// Refuses requests without the key, where there is one. Takes as long for any key of the right length.
 async fn key(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
     let Some(wanted) = &app.options.api_key else { return Ok(next.run(request).await) };
     let given = request.headers().get(header::AUTHORIZATION).map_or(&[][..], HeaderValue::as_bytes);
-    let given = given.strip_prefix(b"Bearer ").or_else(|| given.strip_prefix(b"bearer ")).unwrap_or(&[]);
+    let given = match given.split_at_checked(SCHEME.len()) {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case(SCHEME) => key,
+        _ => &[],
+    };
     match bool::from(given.ct_eq(wanted.as_bytes())) {
         true => Ok(next.run(request).await),
         false => {

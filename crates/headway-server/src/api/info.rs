@@ -4,7 +4,7 @@ use super::App;
 use crate::{ApiError, driver, metrics};
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::header,
     response::IntoResponse,
 };
@@ -24,9 +24,13 @@ pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError
 /// `GET /v1/models/{name}`.
 ///
 /// # Errors
-/// 404 for a model that isn't served, 503 while there is none.
-pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+/// 400 for a name that is no text, 404 for a model that isn't served, 503 while there is none.
+pub async fn model(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
     let model = app.model()?;
+    let Path(name) = name.map_err(|_| ApiError::param("model", "the model's name is not UTF-8"))?;
     Ok(Json(entry(app.served(Some(&name))?, &model)))
 }
 
@@ -45,6 +49,7 @@ fn entry(name: &str, model: &driver::Model) -> Value {
 /// # Errors
 /// 503 else, with how far loading is.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    app.open()?;
     app.model()?;
     Ok(Json(json!({"status": "ready"})))
 }

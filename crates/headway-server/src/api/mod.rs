@@ -10,6 +10,7 @@ mod grammar;
 mod guard;
 mod info;
 mod sampling;
+mod schema;
 mod stream;
 mod tokenize;
 mod tokens;
@@ -17,6 +18,7 @@ mod tokens;
 use crate::{
     ApiError,
     driver::{EngineHandle, Model, State as Engine, SubmitError},
+    error::shown,
     metrics::Metrics,
     options::ServeOptions,
 };
@@ -27,17 +29,17 @@ use axum::{
     routing::{get, post},
 };
 use completions::MAX_LOGPROBS;
-use grammar::{Format, Grammars};
-use headway_engine::{GenerateRequest, sampling::Constraint, text::Tokenizer};
+use grammar::Grammars;
+use headway_engine::{GenerateRequest, text::Tokenizer};
 use sampling::MAX_N;
 use std::{
     fmt::Display,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// Updates of an answer that may wait for a client to read them, before it counts as too slow.
 const WAITING_UPDATES: usize = 1024;
@@ -45,6 +47,9 @@ const WAITING_UPDATES: usize = 1024;
 /// Requests that are read and tokenised at a time. Their texts take many times their size meanwhile, and cores that the
 /// engine's threads run on.
 const PREPARED_AT_ONCE: usize = 2;
+
+/// Bytes up to which a body waits for small ones alone, and that are tokenised in one turn.
+const SMALL: usize = 64 << 10;
 
 /// What handlers share.
 pub struct App {
@@ -56,12 +61,19 @@ pub struct App {
     pub options: ServeOptions,
     /// Made for the first request that wants one.
     pub(crate) grammars: OnceLock<Result<Grammars, ApiError>>,
-    /// Set when the server is asked to end: requests are not taken any more.
+    /// Set when the server is asked to end: requests that come then are not taken.
     pub draining: AtomicBool,
-    /// Turns of requests that are read and tokenised.
+    /// Calls that came and whose answers are not written yet.
+    pub calls: AtomicUsize,
+    /// Set when the server's time to end is over: what isn't running by then is refused.
+    pub over: watch::Sender<bool>,
+    /// Turns of requests that are read and tokenised; small ones have their own.
     pub(crate) preparing: Arc<Semaphore>,
+    pub(crate) preparing_small: Arc<Semaphore>,
     /// Turns of texts that are tokenised for their ids alone; they may be of any length, and hold no answer up.
     pub(crate) tokenizing: Arc<Semaphore>,
+    /// Turns of schemas that are compiled.
+    pub(crate) compiling: Arc<Semaphore>,
 }
 
 impl App {
@@ -73,31 +85,45 @@ impl App {
             options,
             grammars: OnceLock::new(),
             draining: AtomicBool::new(false),
+            calls: AtomicUsize::new(0),
+            over: watch::Sender::new(false),
             preparing: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
+            preparing_small: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
             tokenizing: Arc::new(Semaphore::new(1)),
+            compiling: Arc::new(Semaphore::new(1)),
         }
     }
 
-    /// Runs what takes long for a request (reading its body, its template, its tokens, its grammar) when it is its turn.
+    /// Runs what takes long for a request (reading its body of `bytes`, its template, its tokens) when it is its turn.
     ///
     /// # Errors
     /// `work`'s; 500 where it panicked.
     async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
+        bytes: usize,
         work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let app = Arc::clone(self);
-        in_turn(&self.preparing, move || work(&app)).await
+        let turns = if bytes <= SMALL { &self.preparing_small } else { &self.preparing };
+        in_turn(turns, move || work(&app)).await
     }
 
-    /// The model, where requests are taken.
+    /// Refuses what comes while the server ends.
     ///
     /// # Errors
-    /// 503 while it loads or the server ends, 500 where it broke.
-    pub fn model(&self) -> Result<Arc<Model>, ApiError> {
-        if self.draining.load(Ordering::Relaxed) {
-            return Err(ApiError::unavailable("the server is ending; try another one").with_code("draining"));
+    /// 503.
+    pub fn open(&self) -> Result<(), ApiError> {
+        match self.draining.load(Ordering::SeqCst) {
+            true => Err(ending()),
+            false => Ok(()),
         }
+    }
+
+    /// The model, where there is one.
+    ///
+    /// # Errors
+    /// 503 while it loads, 500 where it broke.
+    pub fn model(&self) -> Result<Arc<Model>, ApiError> {
         match self.engine.state() {
             Engine::Ready(model) => Ok(model),
             Engine::Loading { done, total } => {
@@ -121,24 +147,11 @@ impl App {
             Some(name) => names.iter().find(|n| *n == name),
         };
         found.map(String::as_str).ok_or_else(|| {
-            let why = format!("the model {:?} is not served; {} is", asked.unwrap_or(""), names.join(", "));
+            let asked = shown(asked.unwrap_or(""));
+            let why = format!("the model {asked:?} is not served; {} is", names.join(", "));
             ApiError { param: Some("model".into()), ..ApiError::new(StatusCode::NOT_FOUND, why) }
                 .with_code("model_not_found")
         })
-    }
-
-    /// The constraint that a format puts on an answer. May take a while: not for the tasks of other requests.
-    ///
-    /// # Errors
-    /// A schema that is none, a model without a tokenizer.
-    fn constraint(
-        &self,
-        format: Option<&Format>,
-        model: &Model,
-    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        let Some(format) = format else { return Ok(None) };
-        let grammars = self.grammars.get_or_init(|| Grammars::new(model.tokenizer()?));
-        grammars.as_ref().map_err(Clone::clone)?.constraint(format).map(Some)
     }
 
     /// Whether a call may be put to the engine: nothing is copied for one that may not.
@@ -223,6 +236,11 @@ fn too_long(prompt: &'static str, tokens: impl Display, room: usize) -> ApiError
          --max-model-len"
     );
     ApiError::param(prompt, why).with_code("context_length_exceeded")
+}
+
+/// 503 for what comes, or isn't running yet, when the server ends.
+fn ending() -> ApiError {
+    ApiError::unavailable("the server is ending; try another one").with_code("draining")
 }
 
 /// `n` copies of a request; with a seed, each has one of its own.

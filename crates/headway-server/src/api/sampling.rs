@@ -1,8 +1,8 @@
 //! Sampling parameters, as both kinds of completion have them.
 
 use super::fields::Fields;
-use crate::ApiError;
-use headway_engine::sampling::SamplingParams;
+use crate::{ApiError, driver::Model, error::shown};
+use headway_engine::{sampling::SamplingParams, text::Tokenizer};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 8 << 10;
 /// The most stop tokens.
 const MAX_STOP_TOKENS: usize = 1024;
+/// Biases that are taken for any vocabulary.
+const MAX_BIASES: usize = 1024;
 
 /// One or several, as `stop` takes them.
 #[derive(Deserialize)]
@@ -52,10 +54,10 @@ impl Common {
     ///
     /// # Errors
     /// 400 naming the parameter.
-    pub fn take(f: &mut Fields) -> Result<Self, ApiError> {
+    pub fn take(f: &mut Fields, model: &Model) -> Result<Self, ApiError> {
         let d = SamplingParams::default();
         let (stop, stop_token_ids) = stops(f)?;
-        let bias: BTreeMap<u32, f32> = f.take("logit_bias")?.unwrap_or_default();
+        let bias = bias(f, model)?;
         let sampling = SamplingParams {
             temperature: f.take("temperature")?.unwrap_or(d.temperature),
             top_p: f.take("top_p")?.unwrap_or(d.top_p),
@@ -64,7 +66,7 @@ impl Common {
             repetition_penalty: f.take("repetition_penalty")?.unwrap_or(d.repetition_penalty),
             presence_penalty: f.take("presence_penalty")?.unwrap_or(d.presence_penalty),
             frequency_penalty: f.take("frequency_penalty")?.unwrap_or(d.frequency_penalty),
-            logit_bias: bias.into_iter().collect(),
+            logit_bias: bias.into(),
             seed: f.take::<i64>("seed")?.map(|s| s as u64),
             stop,
             stop_token_ids,
@@ -93,6 +95,31 @@ impl Common {
             model: f.take("model")?,
         })
     }
+}
+
+/// Biases by token. The ids are the engine's to check; more of them than there are tokens are not read at all.
+fn bias(f: &mut Fields, model: &Model) -> Result<Vec<(u32, f32)>, ApiError> {
+    let given: BTreeMap<String, f32> = match f.size("logit_bias") {
+        Some(n) if n > model.tokenizer.as_ref().map_or(MAX_BIASES, Tokenizer::vocab_size).max(MAX_BIASES) => {
+            return Err(ApiError::param(
+                "logit_bias",
+                format!("logit_bias has {n} tokens, more than there are"),
+            ));
+        }
+        _ => f.take("logit_bias")?.unwrap_or_default(),
+    };
+    let entry = |(id, bias): (String, f32)| match id.parse() {
+        Ok(id) => Ok((id, bias)),
+        Err(_) => {
+            let param = format!("logit_bias.{}", shown(&id));
+            let why =
+                format!("{param}: {:?} is not a token id; its keys are integers of at least 0", shown(&id));
+            Err(ApiError::param(param, why))
+        }
+    };
+    // An id may be written in more than one way.
+    let all: BTreeMap<u32, f32> = given.into_iter().map(entry).collect::<Result<_, _>>()?;
+    Ok(all.into_iter().collect())
 }
 
 /// Strings and tokens that end an answer.

@@ -42,7 +42,7 @@ fn a_failed_step_leaves_those_that_wait() {
     let long = json!({"prompt": "a", "max_tokens": 5000, "stream": true});
     let mut running = [server.open(TEXT, &long), server.open(TEXT, &long)];
     running.iter_mut().for_each(|r| drop(r.read_until("data: ")));
-    let mut waiting = server.open(TEXT, &json!({"prompt": "b", "max_tokens": 20, "stream": true}));
+    let waiting = server.open(TEXT, &json!({"prompt": "b", "max_tokens": 20, "stream": true}));
     until("it waits", || server.metric("headway:num_requests_waiting") == 1.0);
     server.knobs.failing_steps.store(1, SeqCst);
     for r in running {

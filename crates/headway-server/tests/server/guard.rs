@@ -14,7 +14,9 @@ fn a_key_guards_what_costs() {
         let plain = post("/v1/completions", body);
         server.send(&plain.replacen("\r\n", &format!("\r\n{header}"), 1)).reply()
     };
-    assert_eq!(with("Authorization: Bearer secret\r\n").status, 200);
+    for scheme in ["Bearer", "bearer", "BEARER"] {
+        assert_eq!(with(&format!("Authorization: {scheme} secret\r\n")).status, 200, "{scheme}");
+    }
     for header in [
         "",
         "Authorization: Bearer secre\r\n",
@@ -35,12 +37,17 @@ fn a_key_guards_what_costs() {
 #[test]
 fn origins_are_answered_where_allowed() {
     let ask = "OPTIONS /v1/completions HTTP/1.0\r\nOrigin: https://a.example\r\n\
-               Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n\r\n";
+               Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,x-stainless-os\r\n\r\n";
     let header = "access-control-allow-origin";
     assert!(!Running::start().send(ask).reply().head.contains(header));
     let some = ServeOptions { cors_origins: vec!["https://a.example".into()], ..ServeOptions::default() };
     let server = Running::with(some);
-    assert!(server.send(ask).reply().head.contains(&format!("{header}: https://a.example")));
+    let head = server.send(ask).reply().head;
+    assert!(head.contains(&format!("{header}: https://a.example")), "{head}");
+    assert!(head.contains("access-control-allow-headers: authorization,x-stainless-os"), "{head}");
+    let get = "GET /health HTTP/1.0\r\nOrigin: https://a.example\r\n\r\n";
+    let head = server.send(get).reply().head;
+    assert!(head.contains("access-control-expose-headers: retry-after"), "{head}");
     let other = ask.replace("a.example", "b.example");
     assert!(!server.send(&other).reply().head.contains(header));
     let all = ServeOptions { cors_origins: vec!["*".into()], ..ServeOptions::default() };

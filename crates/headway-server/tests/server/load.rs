@@ -44,6 +44,39 @@ fn a_client_that_leaves_takes_its_request_along() {
     assert_eq!(server.metric("headway:request_success_total{finished_reason=\"abort\"}"), 4.0);
 }
 
+/// Though its bytes are not read: the next request's wait for the answer to the first.
+#[test]
+fn a_client_that_sends_two_requests_and_leaves_is_noticed() {
+    let server = Running::start();
+    let body = long(false).to_string();
+    let one = format!(
+        "POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let two = server.send(&one.repeat(2));
+    until("the first runs", || server.alive() == 1);
+    drop(two);
+    until("both are gone", || server.alive() == 0);
+    assert_eq!(server.metric("headway:request_success_total{finished_reason=\"abort\"}"), 1.0);
+}
+
+/// Big bodies wait for one another; what is small does not wait for them.
+#[test]
+fn many_long_prompts_hold_no_short_one_up() {
+    let server = Running::start();
+    let many = json!({"prompt": vec!["word ".repeat(1600); 256], "max_tokens": 1});
+    let all: Vec<_> = (0..3).map(|_| server.open(TEXT, &many)).collect();
+    std::thread::sleep(Duration::from_millis(50));
+    let began = std::time::Instant::now();
+    assert_eq!(server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+    let short = began.elapsed();
+    for one in all {
+        assert_eq!(one.reply().status, 200);
+    }
+    let long = began.elapsed();
+    assert!(short * 2 < long, "{short:?} of {long:?}");
+}
+
 #[test]
 fn one_of_several_answers_does_not_outlive_its_client() {
     let server = Running::start();

@@ -23,7 +23,9 @@ fn parameters_out_of_range_are_named() {
         ("top_p", json!(1.5), "at most 1"),
         ("top_k", json!(-2), "-2"),
         ("min_p", json!(2), "from 0 to 1"),
-        ("repetition_penalty", json!(0), "above 0"),
+        ("repetition_penalty", json!(0), "from 0.01 to 100"),
+        ("repetition_penalty", json!(1e-40), "from 0.01 to 100"),
+        ("repetition_penalty", json!(101), "from 0.01 to 100"),
         ("n", json!(0), "1 to 128"),
         ("n", json!(1000), "1 to 128"),
         ("n", json!(1.5), "invalid"),
@@ -38,7 +40,13 @@ fn parameters_out_of_range_are_named() {
         ("logit_bias", json!({"5": 101}), "from -100 to 100"),
         ("logit_bias", json!({"5": "high"}), "logit_bias"),
         ("logit_bias", json!({"word": 1}), "logit_bias"),
-        ("logit_bias", json!({"-1": 1}), "logit_bias"),
+        ("logit_bias", json!({"-1": 1}), "logit_bias.-1"),
+        (
+            "logit_bias",
+            (0..2000).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into(),
+            "2000 tokens",
+        ),
+        ("seed", json!("x"), "expected an integer"),
         ("logit_bias", json!([5, 1]), "invalid type"),
         ("presence_penalty", json!(2.5), "from -2 to 2"),
         ("frequency_penalty", json!(-2.5), "from -2 to 2"),
@@ -96,7 +104,7 @@ fn parameters_out_of_range_are_named() {
     server.post(TEXT, &echo).refused(400, Some("logprobs"), &["echo"]);
     // What says no more than what is so anyway is taken; null is as good as nothing.
     let fine = json!({"prompt": "a", "max_tokens": 1, "presence_penalty": 0.5, "frequency_penalty": -2,
-        "logit_bias": {"5": -100, "17": 1.5}, "min_tokens": 1, "best_of": 1,
+        "logit_bias": {"5": -100, "17": 1.5}, "min_tokens": 1.0, "best_of": 1,
         "suffix": null, "user": "me", "temperature": null, "stop": null, "logprobs": null});
     assert_eq!(server.post(TEXT, &fine).status, 200);
     assert_eq!(server.alive(), 0);
@@ -134,6 +142,12 @@ fn prompts_that_are_none() {
             "robot",
         ),
         (json!([{"role": "user"}]), "messages[0].content", "missing"),
+        (
+            json!([{"role": "assistant", "content": "a", "tool_calls": 5}]),
+            "messages[0].tool_calls",
+            "a list of calls",
+        ),
+        (json!([5]), "messages[0]", "expected an object"),
         (json!([{"role": "user", "content": 5}]), "messages[0].content", "a string or a list of parts"),
         (
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
@@ -185,4 +199,101 @@ fn a_model_that_is_not_served() {
         "model_not_found"
     );
     assert_eq!(server.get("/v1/models/org/small").status, 200);
+    server.get("/v1/models/gpt-5").refused(404, Some("model"), &["gpt-5"]);
+    server.get("/v1/models/%ff").refused(400, Some("model"), &["UTF-8"]);
+}
+
+/// Whatever a client wrote at length, its refusal comes at once and is short.
+#[test]
+fn long_names_and_values_are_told_by_their_beginning() {
+    let server = Running::start();
+    let long = "x".repeat(4 << 20);
+    let many = "\u{e9}".repeat(1 << 20);
+    for (path, body) in [
+        (TEXT, json!({"prompt": "a", long.clone(): 1})),
+        (TEXT, json!({"prompt": "a", many.clone(): 1})),
+        (CHAT, json!({"messages": [{"role": "user", "content": "a"}], long.clone(): 1})),
+        ("/tokenize", json!({"prompt": "a", long.clone(): 1})),
+        ("/detokenize", json!({"tokens": [1], long.clone(): 1})),
+        (TEXT, json!({"prompt": "a", "model": long})),
+        (TEXT, json!({"prompt": "a", "temperature": long})),
+        (TEXT, json!({"prompt": "a", "n": many})),
+        (TEXT, json!({"prompt": "a", "logit_bias": {long.clone(): 1}})),
+        (TEXT, json!({"prompt": "a", "stream_options": {long.clone(): 1}})),
+        (TEXT, json!({"prompt": "a", "response_format": {"type": long}})),
+        (
+            TEXT,
+            json!({"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": long}}}}),
+        ),
+        (CHAT, json!({"messages": [{"role": long, "content": "a"}]})),
+        (CHAT, json!({"messages": [{"role": "user", "content": [{"type": many}]}]})),
+        (
+            CHAT,
+            json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": long}}]}]}),
+        ),
+    ] {
+        let began = std::time::Instant::now();
+        let r = server.post(path, &body);
+        assert!(r.status == 400 || r.status == 404, "{r:?}");
+        assert!(r.text.len() < 6000, "{} bytes: {}", r.text.len(), &r.text[..200]);
+        let param = r.json()["error"]["param"].as_str().map_or(0, |p| p.chars().count());
+        assert!(param <= 101, "{param}");
+        // Under a second; a machine that does much else gets more.
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+}
+
+/// Schemas that would take seconds to compile, or for ever, are refused, and nobody else waits for them.
+#[test]
+fn schemas_that_take_long_are_refused_and_hold_nobody_up() {
+    let server = Running::start();
+    let hold = |n: usize| -> Vec<Value> {
+        (0..n)
+            .map(|i| json!({"type": "string", "pattern": format!("(.*{}){{3}}", char::from(b'a' + i as u8))}))
+            .collect()
+    };
+    let objects: Vec<Value> = (0..3000)
+        .map(|i| json!({"properties": {format!("k{i}"): {"pattern": format!(".*{i}.*")}}}))
+        .collect();
+    let keys: serde_json::Map<_, _> =
+        (0..200).map(|i| (format!("^a{i}.*b$"), json!({"type": "string"}))).collect();
+    let chain: serde_json::Map<_, _> = (0..3000)
+        .map(|i| (format!("a{i}"), json!({"items": {"$ref": format!("#/$defs/a{}", i + 1)}})))
+        .collect();
+    let schemas = [
+        json!({"allOf": hold(20)}),
+        json!({"properties": {"a": {"allOf": hold(12)}}}),
+        json!({"enum": (0..600_000).collect::<Vec<_>>()}),
+        json!({"anyOf": objects}),
+        json!({"patternProperties": keys}),
+        json!({"$ref": "#/$defs/a0", "$defs": chain}),
+    ];
+    let ask = |schema: &Value| {
+        json!({"prompt": "a", "max_tokens": 1,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
+    };
+    std::thread::scope(|scope| {
+        for schema in &schemas {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let r = server.post(TEXT, &ask(schema));
+                    r.refused(
+                        400,
+                        Some("response_format.json_schema.schema"),
+                        &["response_format.json_schema.schema: "],
+                    );
+                });
+            }
+        }
+        for _ in 0..10 {
+            assert_eq!(server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+        }
+    });
+    let two = json!({"allOf": hold(2)});
+    assert_eq!(server.post(TEXT, &ask(&two)).status, 200);
+    // References to themselves mean nothing.
+    for schema in [json!({"$ref": "#"}), json!({"allOf": [{"$ref": "#"}]}), json!({"$ref": "#/nowhere"})] {
+        let r = server.post(TEXT, &ask(&schema));
+        assert!((400..500).contains(&r.status), "{schema}: {r:?}");
+    }
 }

@@ -180,7 +180,7 @@ fn options_out_of_range_are_refused_by_name() {
     }
     for value in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let error = refused(SamplingParams { repetition_penalty: value, ..base() });
-        assert!(error.starts_with("--repetition-penalty must be a finite number above 0"), "{error}");
+        assert!(error.starts_with("--repetition-penalty must be from 0.01 to 100"), "{error}");
     }
     assert!(refused(SamplingParams { max_tokens: Some(0), ..base() }).starts_with("--max-tokens"));
     assert!(

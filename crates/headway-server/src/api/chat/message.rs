@@ -1,6 +1,6 @@
 //! Messages as clients send them, made into what chat templates take.
 
-use crate::ApiError;
+use crate::{ApiError, error::shown};
 use headway_engine::text::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -47,6 +47,7 @@ fn message(i: usize, Given { role, content, mut extra }: Given) -> Result<Messag
         "system" | "user" | "assistant" | "tool" => role,
         other => {
             let param = format!("messages[{i}].role");
+            let other = shown(other);
             let why = format!("{param} is {other:?}; system, developer, user, assistant or tool is needed");
             return Err(ApiError::param(param, why));
         }
@@ -56,8 +57,15 @@ fn message(i: usize, Given { role, content, mut extra }: Given) -> Result<Messag
         Some(Content::Text(text)) => Some(text),
         Some(Content::Parts(parts)) => Some(joined(i, parts)?),
     };
-    if let Some(Value::Array(calls)) = extra.get_mut("tool_calls") {
-        calls.iter_mut().enumerate().try_for_each(|(j, call)| arguments(i, j, call))?;
+    match extra.get_mut("tool_calls") {
+        Some(Value::Array(calls)) => {
+            calls.iter_mut().enumerate().try_for_each(|(j, call)| arguments(i, j, call))?;
+        }
+        None | Some(Value::Null) => {}
+        Some(_) => {
+            let param = format!("messages[{i}].tool_calls");
+            return Err(ApiError::param(param.clone(), format!("{param} must be a list of calls")));
+        }
     }
     let calls = extra.get("tool_calls").is_some_and(|c| !c.is_null());
     if content.is_none() && !(role == "assistant" && calls) {
@@ -92,6 +100,7 @@ fn joined(i: usize, parts: Vec<Part>) -> Result<String, ApiError> {
             }
             (kind, _) => {
                 let param = format!("messages[{i}].content[{j}].type");
+                let kind = shown(kind);
                 let why = format!("{param} is {kind:?}; this model reads text parts only");
                 return Err(ApiError::param(param, why));
             }

@@ -32,19 +32,20 @@ use std::sync::Arc;
 /// As the API has them.
 pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     let model = app.model()?;
-    let (prompt_ids, request, constraint) = {
+    let bytes = body.len();
+    let (prompt_ids, mut request) = {
         let model = Arc::clone(&model);
         let ready = move |app: &App| {
-            let request = Request::parse(&body)?;
+            let request = Request::parse(&body, &model)?;
             app.served(request.common.model.as_deref())?;
-            let constraint = app.constraint(request.format.as_ref(), &model)?;
-            Ok((request.chat.ids(&model)?, request, constraint))
+            Ok((request.chat.ids(&model)?, request))
         };
-        app.prepare(ready).await?
+        app.prepare(bytes, ready).await?
     };
     let name = app.served(request.common.model.as_deref())?;
     let n = request.common.n;
     app.admit(std::slice::from_ref(&prompt_ids), n, "messages", &model)?;
+    let constraint = app.constraint(request.format.take(), &model).await?;
     let mut usage = Usage { prompt_tokens: prompt_ids.len(), ..Usage::default() };
     let mut call = Call::begin("chat", "chatcmpl", name, usage.prompt_tokens);
     if app.options.log_prompts {

@@ -106,10 +106,10 @@ impl Request {
     ///
     /// # Errors
     /// 400 naming the parameter.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut f = Fields::parse(body)?;
         let chat = Conversation::take(&mut f)?;
-        let common = Common::take(&mut f)?;
+        let common = Common::take(&mut f, model)?;
         let logprobs = f.take("logprobs")?.unwrap_or(false);
         let top: Option<usize> = f.take("top_logprobs")?;
         match top {

@@ -6,7 +6,7 @@ mod request;
 pub use request::MAX_LOGPROBS;
 
 use super::{
-    App,
+    App, SMALL,
     answer::{self, Usage, Whole, refused},
     call::Call,
     stream,
@@ -20,7 +20,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chunks::TextChunks;
-use headway_engine::{GenerateRequest, sampling::Constraint};
+use headway_engine::GenerateRequest;
 use request::Request;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -31,13 +31,18 @@ use std::sync::Arc;
 /// As the API has them.
 pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     let model = app.model()?;
-    let (request, ids, texts, constraint) = {
-        let model = Arc::clone(&model);
-        app.prepare(move |app| ready(&body, app, &model)).await?
-    };
+    let bytes = body.len();
+    let mut request = app
+        .prepare(bytes, {
+            let model = Arc::clone(&model);
+            move |app| parsed(&body, app, &model)
+        })
+        .await?;
+    let (ids, texts) = tokenized(&app, &model, &mut request, bytes).await?;
     let name = app.served(request.common.model.as_deref())?;
     let n = request.common.n;
     app.admit(&ids, n, "prompt", &model)?;
+    let constraint = app.constraint(request.format.take(), &model).await?;
     let mut usage = Usage { prompt_tokens: ids.iter().map(Vec::len).sum(), ..Usage::default() };
     let mut call = Call::begin("completions", "cmpl", name, usage.prompt_tokens);
     if app.options.log_prompts {
@@ -69,19 +74,39 @@ pub async fn handle(State(app): State<Arc<App>>, body: Bytes) -> Result<Response
     Ok(Json(call.object("text_completion", choices, Some(&usage))).into_response())
 }
 
-/// A request, the ids of its prompts, their texts where they are echoed or logged, and what the answers must be.
-type Ready = (Request, Vec<Vec<u32>>, Vec<String>, Option<Box<dyn Constraint>>);
-
-fn ready(body: &Bytes, app: &App, model: &Model) -> Result<Ready, ApiError> {
-    let request = Request::parse(body)?;
+fn parsed(body: &Bytes, app: &App, model: &Model) -> Result<Request, ApiError> {
+    let request = Request::parse(body, model)?;
     app.served(request.common.model.as_deref())?;
-    let ids: Vec<_> = request.prompts.iter().map(|p| p.ids(model)).collect::<Result<_, _>>()?;
-    let texts = match request.echo || app.options.log_prompts {
-        true => request.prompts.iter().map(|p| p.text(model)).collect(),
-        false => vec![],
-    };
-    let constraint = app.constraint(request.format.as_ref(), model)?;
-    Ok((request, ids, texts, constraint))
+    Ok(request)
+}
+
+/// The ids of its prompts, and their texts where they are echoed or logged. Many prompts take many turns.
+async fn tokenized(
+    app: &Arc<App>,
+    model: &Arc<Model>,
+    request: &mut Request,
+    bytes: usize,
+) -> Result<(Vec<Vec<u32>>, Vec<String>), ApiError> {
+    let with_texts = request.echo || app.options.log_prompts;
+    let (mut all, mut texts) = (vec![], vec![]);
+    let mut left = std::mem::take(&mut request.prompts).into_iter().peekable();
+    while left.peek().is_some() {
+        let (mut group, mut size) = (vec![], 0);
+        while let Some(prompt) = left.next_if(|p| size == 0 || size + p.size() <= SMALL) {
+            size += prompt.size();
+            group.push(prompt);
+        }
+        let model = Arc::clone(model);
+        let work = move |_: &App| {
+            let ids = group.iter().map(|p| p.ids(&model)).collect::<Result<Vec<_>, _>>()?;
+            let texts: Vec<_> = group.iter().filter(|_| with_texts).map(|p| p.text(&model)).collect();
+            Ok((ids, texts))
+        };
+        let (ids, more) = app.prepare(bytes, work).await?;
+        all.extend(ids);
+        texts.extend(more);
+    }
+    Ok((all, texts))
 }
 
 fn choice(index: usize, whole: &Whole, echo: &str, model: &Model, logprobs: Option<usize>) -> Value {

@@ -61,7 +61,7 @@ impl Request {
     ///
     /// # Errors
     /// 400 naming the parameter.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(body: &[u8], model: &Model) -> Result<Self, ApiError> {
         let mut f = Fields::parse(body)?;
         let prompts = match f.need("prompt")? {
             Prompts::Text(t) => vec![Prompt::Text(t)],
@@ -75,7 +75,7 @@ impl Request {
                 format!("prompt has {} entries; 1 to {MAX_PROMPTS} are taken", prompts.len()),
             ));
         }
-        let common = Common::take(&mut f)?;
+        let common = Common::take(&mut f, model)?;
         let (echo, logprobs) = (f.take("echo")?.unwrap_or(false), f.take("logprobs")?);
         if logprobs.is_some_and(|n: usize| n > MAX_LOGPROBS) {
             return Err(ApiError::param("logprobs", format!("logprobs is at most {MAX_LOGPROBS}")));
@@ -110,6 +110,14 @@ impl Request {
 }
 
 impl Prompt {
+    /// Its bytes, roughly: what tokenising it takes grows with them.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len().max(1),
+            Self::Ids(ids) => ids.len().max(1),
+        }
+    }
+
     /// Its token ids: a text's with the model's BOS where it asks for one.
     ///
     /// # Errors

@@ -5,102 +5,13 @@
 //! The interface is the Itanium C++ ABI's, level 1 (`_Unwind_*`), which is libgcc's and is in every Rust program; what was
 //! thrown is asked of libstdc++, which the module brings.
 
+use super::frame;
 use crate::modules::library::Library;
 use headway_ffi_shim::torch::Value;
 use std::ffi::{CStr, c_char, c_void};
 
 /// A kernel: its values are replaced by its results.
 pub(super) type Kernel = unsafe extern "C" fn(*mut Value, u64, u64);
-
-unsafe extern "C" {
-    fn _Unwind_SetGR(context: *mut c_void, register: i32, value: u64);
-    fn _Unwind_SetIP(context: *mut c_void, at: u64);
-    fn _Unwind_DeleteException(exception: *mut c_void);
-    /// Calls a kernel: 0, or 1 with what was thrown.
-    fn headway_catch_call(
-        kernel: Kernel,
-        stack: *mut Value,
-        inputs: u64,
-        outputs: u64,
-        thrown: *mut *mut c_void,
-    ) -> i32;
-    /// Where the call goes on when something was thrown; no function.
-    fn headway_catch_landing();
-}
-
-/// Bits of `actions`: looking for a handler, and that this frame is it.
-const SEARCH: i32 = 1;
-const HANDLER: i32 = 4;
-/// Answers: go on; this frame has a handler; go there.
-const CONTINUE: i32 = 8;
-const FOUND: i32 = 6;
-const INSTALL: i32 = 7;
-
-/// The routine of the frame: it catches everything that is thrown, and nothing that ends the thread.
-unsafe extern "C" fn personality(
-    _version: i32,
-    actions: i32,
-    _class: u64,
-    exception: *mut c_void,
-    context: *mut c_void,
-) -> i32 {
-    if actions & SEARCH != 0 {
-        return FOUND;
-    }
-    if actions & HANDLER == 0 {
-        return CONTINUE;
-    }
-    // SAFETY: the unwinder's context; register 0 is rax, which it lets routines set.
-    unsafe {
-        _Unwind_SetGR(context, 0, exception as u64);
-        _Unwind_SetIP(context, headway_catch_landing as *const () as u64);
-    }
-    INSTALL
-}
-
-// rbx keeps where the exception goes; at the landing the unwinder has restored it with the frame.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-std::arch::global_asm!(
-    ".pushsection .text.headway_catch_call,\"ax\",@progbits",
-    ".p2align 4",
-    ".globl headway_catch_call",
-    ".hidden headway_catch_call",
-    ".type headway_catch_call,@function",
-    "headway_catch_call:",
-    ".cfi_startproc",
-    ".cfi_personality 0x1b, {personality}",
-    "push rbp",
-    ".cfi_def_cfa_offset 16",
-    ".cfi_offset rbp, -16",
-    "mov rbp, rsp",
-    ".cfi_def_cfa_register rbp",
-    "push rbx",
-    ".cfi_offset rbx, -24",
-    "sub rsp, 8",
-    "mov rbx, r8",
-    "mov rax, rdi",
-    "mov rdi, rsi",
-    "mov rsi, rdx",
-    "mov rdx, rcx",
-    "call rax",
-    "xor eax, eax",
-    "2:",
-    "mov rbx, qword ptr [rbp - 8]",
-    "leave",
-    ".cfi_def_cfa rsp, 8",
-    "ret",
-    ".cfi_def_cfa rbp, 16",
-    ".globl headway_catch_landing",
-    ".hidden headway_catch_landing",
-    "headway_catch_landing:",
-    "mov qword ptr [rbx], rax",
-    "mov eax, 1",
-    "jmp 2b",
-    ".cfi_endproc",
-    ".size headway_catch_call, . - headway_catch_call",
-    ".popsection",
-    personality = sym personality,
-);
 
 /// C++'s exceptions, as libstdc++ marks them.
 const GNU_CPP: u64 = 0x474e_5543_432b_2b00;
@@ -123,8 +34,11 @@ struct TypeInfo {
 }
 
 impl Catch {
-    /// Of the libraries that a module brings; `None` where it brings no libstdc++.
+    /// Of the libraries that a module brings; `None` where it brings no libstdc++, and on systems without the frame.
     pub fn of(library: &Library) -> Option<Self> {
+        if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+            return None;
+        }
         let [begin, end, current_type] =
             ["__cxa_begin_catch", "__cxa_end_catch", "__cxa_current_exception_type"]
                 .map(|s| library.symbol(s));
@@ -155,12 +69,11 @@ impl Catch {
         inputs: u64,
         outputs: u64,
     ) -> Result<(), String> {
-        let mut thrown = std::ptr::null_mut();
         // SAFETY: the caller's word; exceptions end in the frame.
-        match unsafe { headway_catch_call(kernel, stack.as_mut_ptr(), inputs, outputs, &mut thrown) } {
-            0 => Ok(()),
+        match unsafe { frame::call(kernel, stack, inputs, outputs) } {
+            None => Ok(()),
             // SAFETY: just caught.
-            _ => Err(unsafe { self.words(thrown) }),
+            Some(thrown) => Err(unsafe { self.words(thrown) }),
         }
     }
 
@@ -172,7 +85,7 @@ impl Catch {
         // SAFETY: an exception begins with its class; ended in the way of its language.
         unsafe {
             if *exception.cast::<u64>() != GNU_CPP {
-                _Unwind_DeleteException(exception);
+                frame::delete(exception);
                 return "an exception of another language than C++".into();
             }
             (self.begin)(exception);
@@ -215,7 +128,7 @@ fn is_standard(name: &str) -> bool {
             .contains(&name)
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 mod tests {
     use super::*;
     use crate::modules::library::Linking;

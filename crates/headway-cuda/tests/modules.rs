@@ -176,7 +176,8 @@ fn functions_that_are_missing_or_take_other_arguments() {
 /// A file with the right sum, described as another module: its kernels would be called with sizes that they weren't compiled for.
 #[test]
 fn entries_of_other_modules() {
-    let changes: [(&str, fn(&mut Entry)); 6] = [
+    type Change = fn(&mut Entry);
+    let changes: [(&str, Change); 6] = [
         ("d64", |e| e.head_size = 64),
         ("float16", |e| e.dtype = "float16".into()),
         ("-window", |e| e.sliding_window = true),

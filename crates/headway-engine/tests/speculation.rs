@@ -242,10 +242,13 @@ fn every_tiny_architecture() {
         assert!(thresholds.min().is_none_or(|t| t == 4), "{model}: a decode has 1 + 3 query tokens");
         let (vocab, encodes) =
             (engine.runner().vocab_size() as u32, engine.runner().model().encoder.is_some());
-        let of_model = |r: GenerateRequest| GenerateRequest {
-            prompt_ids: r.prompt_ids.iter().map(|id| id % vocab).collect(),
-            encoder_ids: if encodes { (5..25).collect() } else { vec![] },
-            ..r
+        let of_model = |mut r: GenerateRequest| {
+            r.sampling.stop_token_ids.retain(|id| *id < vocab / 2);
+            GenerateRequest {
+                prompt_ids: r.prompt_ids.iter().map(|id| id % vocab).collect(),
+                encoder_ids: if encodes { (5..25).collect() } else { vec![] },
+                ..r
+            }
         };
         let all: Vec<_> = requests().into_iter().map(of_model).collect();
         let greedy: Vec<_> = all.iter().step_by(3).cloned().collect();

@@ -117,10 +117,12 @@ fn spec(cell: &Cell) -> Result<AttentionSpec> {
 }
 
 fn group_info(cell: &Cell, world: &World, spec: AttentionSpec) -> GroupInfo {
-    let spec = match (cell.latent, cell.features.rswa) {
-        (Some(_), _) => KvCacheSpec::Mla(spec),
-        (None, Some(rswa_window)) => KvCacheSpec::Rswa { attention: spec, rswa_window },
-        (None, None) => KvCacheSpec::Full(spec),
+    // As a model's groups are: a builder may plan by the window that its layers have.
+    let spec = match (cell.latent, cell.features.rswa, cell.features.window) {
+        (Some(_), ..) => KvCacheSpec::Mla(spec),
+        (None, Some(rswa_window), _) => KvCacheSpec::Rswa { attention: spec, rswa_window },
+        (None, None, Some(sliding_window)) => KvCacheSpec::SlidingWindow { attention: spec, sliding_window },
+        (None, None, None) => KvCacheSpec::Full(spec),
     };
     let reqs = 4 + 2 * world.reqs.len();
     GroupInfo {

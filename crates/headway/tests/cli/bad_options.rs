@@ -17,7 +17,7 @@ fn numbers_out_of_range() {
         (["--top-k", "-1"], "'--top-k <K>'"),
         (["--top-p", "0"], "--top-p must be above 0 and at most 1"),
         (["--min-p", "2"], "--min-p must be from 0 to 1"),
-        (["--repetition-penalty", "0"], "--repetition-penalty must be a finite number above 0"),
+        (["--repetition-penalty", "0"], "--repetition-penalty must be from 0.01 to 100, got 0"),
         (["--presence-penalty", "2.5"], "--presence-penalty must be from -2 to 2, got 2.5"),
         (["--frequency-penalty", "-3"], "--frequency-penalty must be from -2 to 2, got -3"),
         (["--logit-bias", "5"], "'--logit-bias <ID=BIAS>': give token ids with what is added"),

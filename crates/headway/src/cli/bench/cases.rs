@@ -249,7 +249,7 @@ mod tests {
     fn cuda_has_its_own_cases_and_the_cpus() -> Result<(), CliError> {
         let (cpu, cuda) = (CaseFile::read(None, "cpu")?, CaseFile::read(None, "cuda")?);
         let own = CaseFile::parse("cases-cuda.json".as_ref(), EMBEDDED_CUDA)?;
-        assert_eq!((own.cases.len(), own.heads.len(), own.dtypes.as_slice()), (53, 4, &["bf16".into()][..]));
+        assert_eq!((own.cases.len(), own.heads.len(), own.dtypes.as_slice()), (61, 4, &["bf16".into()][..]));
         let mut ids: Vec<_> = cuda.cases.iter().map(|c| c.id.as_str()).collect();
         assert!(cpu.cases.iter().chain(&own.cases).all(|c| ids.contains(&c.id.as_str())));
         ids.sort_unstable();

@@ -2,7 +2,7 @@
 
 use crate::kernels::cache::CacheLayout;
 use headway_attention::{
-    AttentionError, CommonAttentionMetadata, GroupInfo, KvBuf, KvMut, Result,
+    AttentionError, CommonAttentionMetadata, GroupInfo, KvBuf, KvMut, Qkv, Result,
     group::kv::layout::KvCacheLayout,
 };
 use headway_tensor::{DType, DeviceMem, TensorError};
@@ -27,6 +27,25 @@ pub(super) fn expect_dtype(what: &'static str, found: DType, wanted: DType) -> R
         true => Ok(()),
         false => Err(TensorError::WrongDType { what, found, supported: wanted.name() }.into()),
     }
+}
+
+/// A window that kernels can be given as a number of tokens.
+pub(super) fn expect_window(backend: &str, window: Option<usize>) -> Result<()> {
+    match window {
+        Some(w) if i32::try_from(w).map_or(true, |w| w < 1) => {
+            Err(refuse(backend, format!("a sliding window of {w}"), "it must be at least 1, and fit 31 bits"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Keys and values of the layer's type, for a cache that is the layer's to write.
+pub(super) fn expect_write(x: &Qkv<'_>, kv: &KvMut<'_>, dtype: DType) -> Result<()> {
+    if kv.shared {
+        return Err(AttentionError::KvCache("a layer that shares another's cache must not write it".into()));
+    }
+    expect_dtype("key", x.k.dtype(), dtype)?;
+    expect_dtype("value", x.v.dtype(), dtype)
 }
 
 /// A layer's cache on the device, of the layer's type and in a layout that its kernels read.

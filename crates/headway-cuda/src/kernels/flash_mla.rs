@@ -17,8 +17,7 @@ use headway_ffi_shim::torch::{Tensor as Described, dtype};
 use headway_tensor::{DType, DeviceMem, Exec, View};
 use std::sync::Arc;
 
-/// Elements of a latent and of its rotated part.
-pub const LATENT: (usize, usize) = (512, 64);
+pub use super::mla::DEEPSEEK as LATENT;
 /// Elements of a row: a latent and its rotated part.
 pub const ROW: usize = LATENT.0 + LATENT.1;
 /// Tokens in a page.

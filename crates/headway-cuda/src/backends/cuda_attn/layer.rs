@@ -6,7 +6,9 @@ use super::{
 };
 use crate::{
     CudaExec,
-    backends::common::{cache_layout, cache_memory, expect_dtype, positive, refuse},
+    backends::common::{
+        cache_layout, cache_memory, expect_dtype, expect_window, expect_write, positive, refuse,
+    },
     kernels::{
         Kernel,
         attention::{Batch, LayerNumbers, Shape, attend, kernel},
@@ -159,9 +161,7 @@ impl AttentionImpl for CudaAttnLayer {
         if let Some(cap) = a.logit_soft_cap {
             positive(NAME, "a soft cap of", cap)?;
         }
-        if a.sliding_window == Some(0) {
-            return Err(refuse(NAME, "a sliding window of 0", "it must be at least 1"));
-        }
+        expect_window(NAME, a.sliding_window)?;
         Ok(Self {
             shape: Shape::new(a.num_heads, a.num_kv_heads, a.head_size)
                 .map_err(|why| refuse(NAME, why, "choose another backend for this layer"))?,
@@ -185,13 +185,7 @@ impl AttentionImpl for CudaAttnLayer {
         kv: &mut KvMut<'_>,
         slot_mapping: &View<i64>,
     ) -> Result<()> {
-        if kv.shared {
-            return Err(AttentionError::KvCache(
-                "a layer that shares another's cache must not write it".into(),
-            ));
-        }
-        expect_dtype("key", x.k.dtype(), self.dtype)?;
-        expect_dtype("value", x.v.dtype(), self.dtype)?;
+        expect_write(x, kv, self.dtype)?;
         let device = self.on_device(cx)?;
         let scales = (self.k_scale, self.v_scale);
         Ok(write_kv(cx, &device.write, x.k, x.v, scales, slot_mapping, &self.cache(kv)?)?)

@@ -4,7 +4,7 @@ use super::{FlashAttnConfig, FlashAttnMetadata, builder::window_left, rules::NAM
 use crate::{
     CudaError, CudaExec,
     backends::{
-        common::{cache_layout, cache_memory, expect_dtype, positive, refuse},
+        common::{cache_layout, cache_memory, expect_dtype, expect_window, expect_write, positive, refuse},
         cuda_attn::LAYOUTS,
         extensions::open,
     },
@@ -154,10 +154,7 @@ impl AttentionImpl for FlashAttnLayer {
             let what = format!("{n} sinks for {} heads", a.num_heads);
             return Err(refuse(NAME, what, "give one for each query head, 64 at most"));
         }
-        if a.sliding_window.is_some_and(|w| i32::try_from(w).map_or(true, |w| w < 1)) {
-            let what = format!("a sliding window of {:?}", a.sliding_window);
-            return Err(refuse(NAME, what, "it must be at least 1"));
-        }
+        expect_window(NAME, a.sliding_window)?;
         Ok(Self {
             heads: a.num_heads,
             kv_heads: a.num_kv_heads,
@@ -178,13 +175,7 @@ impl AttentionImpl for FlashAttnLayer {
         kv: &mut KvMut<'_>,
         slot_mapping: &View<i64>,
     ) -> Result<()> {
-        if kv.shared {
-            return Err(AttentionError::KvCache(
-                "a layer that shares another's cache must not write it".into(),
-            ));
-        }
-        expect_dtype("key", x.k.dtype(), self.dtype)?;
-        expect_dtype("value", x.v.dtype(), self.dtype)?;
+        expect_write(x, kv, self.dtype)?;
         let device = self.on_device(cx)?;
         Ok(write_kv(cx, &device.write, x.k, x.v, (1.0, 1.0), slot_mapping, &self.cache(kv)?)?)
     }

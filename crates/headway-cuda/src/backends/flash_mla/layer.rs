@@ -3,9 +3,9 @@
 use super::{FlashMlaConfig, FlashMlaMetadata, rules::NAME};
 use crate::{
     CudaExec,
-    backends::{common::refuse, latent::LatentLayer},
+    backends::latent::LatentLayer,
     kernels::{
-        flash_mla::{LATENT, run},
+        flash_mla::run,
         ops::latent::{into_rows, out_of_latents},
     },
 };
@@ -30,15 +30,7 @@ impl LayerImpl for FlashMlaLayer {
 
 impl MlaImpl for FlashMlaLayer {
     fn new(a: &MlaArgs<'_>, _: &FlashMlaConfig) -> Result<Self> {
-        if (a.kv_lora_rank, a.qk_rope_head_dim) != LATENT {
-            let what = format!("latents of {} + {}", a.kv_lora_rank, a.qk_rope_head_dim);
-            return Err(refuse(NAME, what, "choose another backend for this layer"));
-        }
-        if a.kv_cache_dtype != a.dtype {
-            let what = format!("a KV cache of {} with {} activations", a.kv_cache_dtype, a.dtype);
-            return Err(refuse(NAME, what, "use the activations' type"));
-        }
-        Ok(Self { latent: LatentLayer::new(NAME, a)? })
+        Ok(Self { latent: LatentLayer::of_deepseek(NAME, a)? })
     }
 
     fn update_kv_cache(

@@ -4,7 +4,7 @@ use super::{FlashInferConfig, FlashInferMetadata, builder::Part, rules::NAME};
 use crate::{
     CudaExec,
     backends::{
-        common::{cache_layout, cache_memory, expect_dtype, positive, refuse},
+        common::{cache_layout, cache_memory, expect_dtype, expect_window, expect_write, positive, refuse},
         cuda_attn::LAYOUTS,
         modules::{is_built, open},
     },
@@ -162,13 +162,7 @@ impl AttentionImpl for FlashInferLayer {
         if let Some(cap) = a.logit_soft_cap {
             positive(NAME, "a soft cap of", cap)?;
         }
-        if a.sliding_window.is_some_and(|w| i32::try_from(w).map_or(true, |w| w < 1)) {
-            return Err(refuse(
-                NAME,
-                format!("a sliding window of {:?}", a.sliding_window),
-                "it must be at least 1",
-            ));
-        }
+        expect_window(NAME, a.sliding_window)?;
         Ok(Self {
             heads: a.num_heads,
             kv_heads: a.num_kv_heads,
@@ -191,13 +185,7 @@ impl AttentionImpl for FlashInferLayer {
         kv: &mut KvMut<'_>,
         slot_mapping: &View<i64>,
     ) -> Result<()> {
-        if kv.shared {
-            return Err(AttentionError::KvCache(
-                "a layer that shares another's cache must not write it".into(),
-            ));
-        }
-        expect_dtype("key", x.k.dtype(), self.dtype)?;
-        expect_dtype("value", x.v.dtype(), self.dtype)?;
+        expect_write(x, kv, self.dtype)?;
         let kernel = self.write_kernel(cx)?;
         Ok(write_kv(cx, kernel, x.k, x.v, (1.0, 1.0), slot_mapping, &self.cache(kv)?)?)
     }

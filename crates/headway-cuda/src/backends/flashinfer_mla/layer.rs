@@ -1,12 +1,9 @@
 //! Lifetime: the model, per layer. Class 3 of 3: a layer's numbers, and the calls of the kernels.
 
-use super::{
-    FlashInferMlaConfig, FlashInferMlaMetadata,
-    rules::{LATENT, NAME},
-};
+use super::{FlashInferMlaConfig, FlashInferMlaMetadata, rules::NAME};
 use crate::{
     CudaExec,
-    backends::{common::refuse, latent::LatentLayer},
+    backends::latent::LatentLayer,
     kernels::{
         flashinfer::run_latent,
         ops::latent::{into_latents, out_of_latents},
@@ -33,15 +30,7 @@ impl LayerImpl for FlashInferMlaLayer {
 
 impl MlaImpl for FlashInferMlaLayer {
     fn new(a: &MlaArgs<'_>, _: &FlashInferMlaConfig) -> Result<Self> {
-        if (a.kv_lora_rank, a.qk_rope_head_dim) != LATENT {
-            let what = format!("latents of {} + {}", a.kv_lora_rank, a.qk_rope_head_dim);
-            return Err(refuse(NAME, what, "choose another backend for this layer"));
-        }
-        if a.kv_cache_dtype != a.dtype {
-            let what = format!("a KV cache of {} with {} activations", a.kv_cache_dtype, a.dtype);
-            return Err(refuse(NAME, what, "use the activations' type"));
-        }
-        Ok(Self { latent: LatentLayer::new(NAME, a)? })
+        Ok(Self { latent: LatentLayer::of_deepseek(NAME, a)? })
     }
 
     fn update_kv_cache(

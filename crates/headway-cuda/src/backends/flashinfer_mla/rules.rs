@@ -20,8 +20,7 @@ use serde::Deserialize;
 
 /// The name of this backend.
 pub(super) const NAME: &str = "FLASHINFER_MLA";
-/// Width of the latents, and of what of a row is rotated: all that modules are compiled for.
-pub(super) const LATENT: (usize, usize) = (512, 64);
+pub(super) use crate::kernels::mla::DEEPSEEK as LATENT;
 
 /// Latent attention by FlashInfer's kernels. See the [folder](super).
 pub enum FlashInferMla {}

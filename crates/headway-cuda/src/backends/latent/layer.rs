@@ -7,8 +7,8 @@ use crate::{
     kernels::{
         Kernel,
         mla::{
-            Dims, LatentCache, PrefillForm, PrefillPass, gather, gather_kernel, prefill, prefill_kernel,
-            write_latent, write_latent_kernel,
+            DEEPSEEK, Dims, LatentCache, PrefillForm, PrefillPass, gather, gather_kernel, prefill,
+            prefill_kernel, write_latent, write_latent_kernel,
         },
         ops::latent::{check, expand},
     },
@@ -43,6 +43,22 @@ fn cuda_linear<'a>(backend: &str, w: &'a dyn Linear) -> Result<&'a CudaLinear> {
 }
 
 impl LatentLayer {
+    /// A layer whose decodes are another project's kernels: DeepSeek's latents, in the activations' type.
+    ///
+    /// # Errors
+    /// Other latents or types; as [`LatentLayer::new`].
+    pub fn of_deepseek(backend: &'static str, a: &MlaArgs<'_>) -> Result<Self> {
+        if (a.kv_lora_rank, a.qk_rope_head_dim) != DEEPSEEK {
+            let what = format!("latents of {} + {}", a.kv_lora_rank, a.qk_rope_head_dim);
+            return Err(refuse(backend, what, "choose another backend for this layer"));
+        }
+        if a.kv_cache_dtype != a.dtype {
+            let what = format!("a KV cache of {} with {} activations", a.kv_cache_dtype, a.dtype);
+            return Err(refuse(backend, what, "use the activations' type"));
+        }
+        Self::new(backend, a)
+    }
+
     /// A layer of a backend.
     ///
     /// # Errors

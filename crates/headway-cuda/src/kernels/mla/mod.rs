@@ -24,6 +24,8 @@ use std::sync::Arc;
 pub const MAX_RANK: usize = 512;
 /// The widest row of the cache.
 pub const MAX_LATENT: usize = 576;
+/// DeepSeek's latent and its rotated part, in elements: all that other projects' kernels are compiled for.
+pub const DEEPSEEK: (usize, usize) = (512, 64);
 /// The largest query, key and value head of a prefill.
 pub const MAX_HEAD: usize = 256;
 

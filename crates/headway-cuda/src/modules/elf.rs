@@ -26,10 +26,20 @@ fn number(file: &[u8], at: usize, len: usize) -> Option<u64> {
 /// # Errors
 /// What is wrong.
 pub fn undefined(file: &[u8]) -> Result<Vec<&str>, &'static str> {
-    symbols(file).ok_or("its symbols can't be read")
+    symbols(file, true).ok_or(UNREADABLE)
 }
 
-fn symbols(file: &[u8]) -> Option<Vec<&str>> {
+/// The symbols that a library has for others, of a file that [`check`] took for one.
+///
+/// # Errors
+/// What is wrong.
+pub fn defined(file: &[u8]) -> Result<Vec<&str>, &'static str> {
+    symbols(file, false).ok_or(UNREADABLE)
+}
+
+const UNREADABLE: &str = "its symbols can't be read";
+
+fn symbols(file: &[u8], imported: bool) -> Option<Vec<&str>> {
     let place = |at: usize, len| number(file, at, len).and_then(|n| usize::try_from(n).ok());
     let (sections, size, count) = (place(40, 8)?, place(58, 2)?, place(60, 2)?);
     let section = |i: usize| sections.checked_add(i.checked_mul(size)?);
@@ -45,8 +55,8 @@ fn symbols(file: &[u8]) -> Option<Vec<&str>> {
         std::str::from_utf8(name.split(|&b| b == 0).next()?).ok()
     };
     // Imported: of no section, with a name.
-    let imported = |s: &&[u8]| number(s, 6, 2) == Some(0) && number(s, 0, 4) != Some(0);
-    bytes(dynamic)?.chunks_exact(SYMBOL).filter(imported).map(of).collect()
+    let asked = |s: &&[u8]| (number(s, 6, 2) == Some(0)) == imported && number(s, 0, 4) != Some(0);
+    bytes(dynamic)?.chunks_exact(SYMBOL).filter(asked).map(of).collect()
 }
 
 /// Checks the header (ELF64, little-endian), and that every part that is mapped lies in the file.
@@ -84,7 +94,7 @@ pub fn check(file: &[u8]) -> Result<(), &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check, undefined};
+    use super::{check, defined, undefined};
 
     #[test]
     fn imports_are_read_from_the_file() {
@@ -100,6 +110,9 @@ mod tests {
         // What it calls, not what it has.
         assert!(imported.contains(&"free"), "{imported:?}");
         assert!(!imported.contains(&"aoti_torch_get_dim"));
+        let own = defined(&file).unwrap();
+        assert!(own.contains(&"aoti_torch_get_dim") && own.contains(&"TVMFFIEnvSetStream"), "{own:?}");
+        assert!(!own.contains(&"free"));
         // Every way of cutting it off is an error or a shorter list, and no panic.
         (0..file.len()).step_by(997).for_each(|n| drop(undefined(&file[..n])));
         assert_eq!(undefined(&file[..64]), Err("its symbols can't be read"));

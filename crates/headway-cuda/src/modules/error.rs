@@ -127,6 +127,23 @@ pub enum ModuleError {
         /// Where it was looked for.
         tried: Vec<PathBuf>,
     },
+    /// Another library in the process has the shim's functions, and came before it.
+    #[error(
+        "{}: modules would call {symbol}{} of {} instead, which is in this process too and came first; start headway without it (a library of LD_PRELOAD, or one that the program opened for all)",
+        path.display(),
+        match others { 0 => String::new(), n => format!(" and {n} more") },
+        by.display()
+    )]
+    Shadowed {
+        /// The shim.
+        path: PathBuf,
+        /// The first such function.
+        symbol: String,
+        /// How many more there are.
+        others: usize,
+        /// Whose it is.
+        by: PathBuf,
+    },
     /// A call failed.
     #[error("{}: {function} failed: {kind}: {message}", path.display())]
     Raised {

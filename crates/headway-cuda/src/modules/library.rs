@@ -3,8 +3,8 @@
 
 use std::{
     ffi::{CStr, CString, c_int, c_void},
-    os::unix::ffi::OsStrExt,
-    path::Path,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
 };
 
 /// An open library.
@@ -55,6 +55,26 @@ impl Library {
             let handle = libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
             !handle.is_null() && libc::dlclose(handle) == 0
         }
+    }
+
+    /// Where a library that is opened from now on finds a symbol before it looks among those that it names itself: in the
+    /// program, its libraries, and those that were opened for all, in the order in which they came.
+    pub fn symbol_for_all(name: &str) -> Option<*mut c_void> {
+        let name = CString::new(name).ok()?;
+        // SAFETY: the name ends in a zero.
+        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        (!at.is_null()).then_some(at)
+    }
+
+    /// The file that an address lies in.
+    pub fn file_of(at: *mut c_void) -> Option<PathBuf> {
+        // SAFETY: four numbers; what the linker writes there are addresses and texts that stay while the library does.
+        let name = unsafe {
+            let mut info: libc::Dl_info = std::mem::zeroed();
+            let found = libc::dladdr(at, &raw mut info) != 0 && !info.dli_fname.is_null();
+            found.then(|| CStr::from_ptr(info.dli_fname).to_bytes().to_vec())
+        };
+        name.map(|n| PathBuf::from(std::ffi::OsString::from_vec(n)))
     }
 
     /// The address of a symbol, of the library or of one that it needs.

@@ -1,7 +1,7 @@
 //! The library with the functions that modules import ([`headway_ffi_shim`]): opened once, before any module.
 
 use super::{
-    ModuleError,
+    ModuleError, elf,
     library::{Library, Linking},
 };
 use headway_ffi_shim::tvm::Object;
@@ -11,6 +11,8 @@ use std::{
     sync::OnceLock,
 };
 
+/// What the functions that modules import begin with.
+pub(super) const INTERFACES: [&str; 3] = ["TVMFFI", "aoti_torch_", "torch_"];
 /// CUDA, as TVM-FFI numbers devices.
 const CUDA: i32 = 2;
 
@@ -31,7 +33,7 @@ static SHIM: OnceLock<Shim> = OnceLock::new();
 /// library has the same functions and will do.
 ///
 /// # Errors
-/// No such file; one that is something else.
+/// No such file; one that is something else; another library in the process whose functions modules would be given.
 pub fn load_shim(path: impl AsRef<Path>) -> Result<(), ModuleError> {
     if SHIM.get().is_none() {
         let opened = open(path.as_ref())?;
@@ -66,6 +68,7 @@ fn open(path: &Path) -> Result<Shim, ModuleError> {
         return Err(wrong("there is no such file".into()));
     }
     let library = Library::open(path, Linking::GLOBAL).map_err(wrong)?;
+    alone(path, &library)?;
     let find = |name: &str| library.symbol(name).ok_or_else(|| wrong(format!("it has no function {name}")));
     let (set_stream, move_error) = (find("TVMFFIEnvSetStream")?, find("TVMFFIErrorMoveFromRaised")?);
     // SAFETY: the symbols are TVM-FFI's, whose signatures these are.
@@ -76,6 +79,27 @@ fn open(path: &Path) -> Result<Shim, ModuleError> {
             move_error: std::mem::transmute::<*mut c_void, MoveError>(move_error),
         }
     })
+}
+
+/// Refuses a process in which modules would be given another library's functions. The linker takes the first that it finds,
+/// so what comes after the shim does no harm.
+fn alone(path: &Path, library: &Library) -> Result<(), ModuleError> {
+    let wrong = |why: String| ModuleError::Open {
+        path: path.to_owned(),
+        why,
+        remedy: format!("give the path of {}", headway_ffi_shim::FILE),
+    };
+    let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
+    let names = elf::check(&bytes).and_then(|()| elf::defined(&bytes)).map_err(|why| wrong(why.into()))?;
+    let of_modules = |n: &&str| INTERFACES.iter().any(|i| n.starts_with(i));
+    let other = |name: &str| {
+        let first = Library::symbol_for_all(name)?;
+        (Some(first) != library.symbol(name)).then(|| (name.to_owned(), first))
+    };
+    let mut others = names.into_iter().filter(of_modules).filter_map(other);
+    let Some((symbol, at)) = others.next() else { return Ok(()) };
+    let by = Library::file_of(at).unwrap_or_else(|| "a library without a name".into());
+    Err(ModuleError::Shadowed { path: path.to_owned(), symbol, others: others.count(), by })
 }
 
 impl Shim {

@@ -119,6 +119,9 @@ pub struct NewToken {
     /// Text that can be shown now; may be empty (a character's bytes are not complete, a stop string may
     /// have begun, or the token is special).
     pub text: String,
+    /// Characters of the answer's text before the token's own, those that are held back included; 0 without a
+    /// tokenizer.
+    pub text_offset: usize,
     /// Its own log-probability, where asked for.
     pub logprob: Option<f32>,
     /// The most likely tokens at its position, where asked for.

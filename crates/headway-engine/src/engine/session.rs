@@ -17,6 +17,8 @@ pub(super) struct Session {
     pub prompt_tokens: usize,
     cached_tokens: usize,
     text: Option<(StreamDecoder, StopMatcher)>,
+    /// Characters decoded so far, held back or not.
+    decoded: usize,
     token_ids: Vec<u32>,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -44,6 +46,7 @@ impl Session {
             prompt_tokens: request.prompt_ids.len(),
             cached_tokens: 0,
             text: tokenizer.map(|t| (StreamDecoder::continuing(t.clone(), true), stop)),
+            decoded: 0,
             token_ids: vec![],
             started: None,
             first_token: None,
@@ -89,12 +92,14 @@ impl Session {
         self.first_token.get_or_insert_with(Instant::now);
         self.token_ids.push(token);
         let ends = self.params.is_stop_token(token, eos_ids);
+        let text_offset = self.decoded;
         let mut text = String::new();
         let mut stopped = false;
         if let Some((decoder, stop)) = &mut self.text {
             // An ending token has no text; what was held back comes out with it.
             let piece = if ends { String::new() } else { decoder.push(token) };
             let searched = self.token_ids.len() > self.params.min_tokens;
+            self.decoded += piece.chars().count();
             text = if searched { stop.push(&piece) } else { piece };
             if ends || (last_allowed && stop.matched().is_none()) {
                 text.push_str(&stop.push(&decoder.finish()));
@@ -108,7 +113,8 @@ impl Session {
             last_allowed.then_some(FinishReason::Length)
         };
         let (own, logprobs) = sampled.logprobs.unzip();
-        (NewToken { token_id: token, text, logprob: own.map(|t| t.logprob), logprobs }, reason)
+        let logprob = own.map(|t| t.logprob);
+        (NewToken { token_id: token, text, text_offset, logprob, logprobs }, reason)
     }
 
     /// The request's account.
@@ -129,6 +135,58 @@ impl Session {
             token_ids: self.token_ids,
             timings,
             speculation: self.speculation,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    fn accepted(tokenizer: &Tokenizer, ids: &[u32], stop: &[String]) -> Vec<NewToken> {
+        let sampling = SamplingParams { stop: stop.to_vec(), ..SamplingParams::greedy() };
+        let request = GenerateRequest { prompt_ids: vec![1], sampling, ..GenerateRequest::default() };
+        let mut session = Session::new(&request, Some(tokenizer), None).unwrap();
+        let mut out = vec![];
+        for (i, &token) in ids.iter().enumerate() {
+            let (new, reason) = session.accept(Sampled { token, logprobs: None }, &[], i + 1 == ids.len());
+            out.push(new);
+            if reason.is_some() {
+                break;
+            }
+        }
+        out
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Without stop strings text is shown as it is decoded, so offsets are the lengths of what was shown before;
+        /// with them they are the same, whatever is held back.
+        #[test]
+        fn what_is_held_back_moves_no_offset(
+            ids in prop::collection::vec(3u32..512, 1..30),
+            begins in 0usize..40,
+            length in 1usize..6,
+        ) {
+            let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-llama");
+            let tokenizer = Tokenizer::from_dir(&data).unwrap();
+            let free = accepted(&tokenizer, &ids, &[]);
+            let mut shown = 0;
+            for token in &free {
+                prop_assert_eq!(token.text_offset, shown);
+                shown += token.text.chars().count();
+            }
+            let text: String = free.iter().map(|t| t.text.as_str()).collect();
+            // Begins as a piece of the text does, and mostly goes on otherwise.
+            let mut stop: String = text.chars().skip(begins % (shown + 1)).take(length).collect();
+            stop.push('\u{1F9ED}');
+            let held = accepted(&tokenizer, &ids, std::slice::from_ref(&stop));
+            let offsets = |tokens: &[NewToken]| tokens.iter().map(|t| t.text_offset).collect::<Vec<_>>();
+            prop_assert_eq!(offsets(&held), offsets(&free)[..held.len()].to_vec());
+            prop_assert_eq!(held.iter().map(|t| t.text.as_str()).collect::<String>(), text);
         }
     }
 }

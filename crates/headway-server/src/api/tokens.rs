@@ -39,8 +39,8 @@ pub struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// Appends a token whose text begins at `offset` characters.
-    pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: &NewToken, top: usize, offset: usize) {
+    /// Appends a token.
+    pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: &NewToken, top: usize) {
         let own = token.logprob.unwrap_or(f32::NEG_INFINITY);
         self.tokens.push(text(tokenizer, token.token_id));
         self.own.push(json!(own));
@@ -50,7 +50,7 @@ impl TextLogprobs {
         }
         map.entry(text(tokenizer, token.token_id)).or_insert(json!(own));
         self.top.push(Value::Object(map));
-        self.offsets.push(offset);
+        self.offsets.push(token.text_offset);
     }
 
     /// As the API has it.

@@ -75,7 +75,8 @@ impl Fake {
             top: (0..n as u32).map(|t| TokenLogprob { token_id: t, logprob: -1.0 - t as f32 }).collect(),
             log_sum_exp: 0.0,
         });
-        NewToken { token_id: 40 + (i % 26) as u32, text, logprob: logprobs.as_ref().map(|_| -1.5), logprobs }
+        let (token_id, logprob) = (40 + (i % 26) as u32, logprobs.as_ref().map(|_| -1.5));
+        NewToken { token_id, text_offset: i * text.chars().count(), text, logprob, logprobs }
     }
 }
 

@@ -75,8 +75,10 @@ impl Toolchain {
     pub(super) fn includes(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let of = |sub: &str| self.data.join(sub);
         let first = ["cccl/cub", "cccl/libcudacxx/include", "cccl/thrust"].map(of).to_vec();
+        // The last is where the mended epilogue's neighbours lie.
         let rest =
-            ["include", "csrc", "cutlass/include", "cutlass/tools/util/include", "spdlog/include"].map(of);
+            ["include", "csrc", "cutlass/include", "cutlass/tools/util/include", "spdlog/include", HOPPER]
+                .map(of);
         (first, [std::slice::from_ref(&self.tvm_include), &rest].concat())
     }
 }
@@ -204,7 +206,9 @@ mod tests {
         let tools = find(folder.path(), None).unwrap();
         assert_eq!(tools.nvcc_version, "13.0.88");
         assert_eq!(tools.cudart, folder.path().join("nvidia/cu13/lib"));
-        assert!(tools.includes().1.contains(&folder.path().join("flashinfer/data/cutlass/include")));
+        for include in ["cutlass/include", HOPPER] {
+            assert!(tools.includes().1.contains(&folder.path().join("flashinfer/data").join(include)));
+        }
     }
 
     #[test]

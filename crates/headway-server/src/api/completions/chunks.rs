@@ -16,8 +16,7 @@ pub struct TextChunks {
     n: usize,
     logprobs: Option<usize>,
     include_usage: bool,
-    /// Characters of each answer so far.
-    offsets: Vec<usize>,
+    answers: usize,
 }
 
 impl TextChunks {
@@ -30,7 +29,7 @@ impl TextChunks {
         logprobs: Option<usize>,
         include_usage: bool,
     ) -> Self {
-        Self { call, model, echo, n, logprobs, include_usage, offsets: vec![0; answers] }
+        Self { call, model, echo, n, logprobs, include_usage, answers }
     }
 
     fn chunk(&self, index: usize, text: &str, logprobs: Option<Value>, reason: Option<&str>) -> Value {
@@ -42,17 +41,16 @@ impl TextChunks {
 impl Chunks for TextChunks {
     fn open(&mut self) -> Vec<Value> {
         let echoed = |i: usize| self.echo.get(i / self.n).map(|t| self.chunk(i, t, None, None));
-        (0..self.offsets.len()).filter_map(echoed).collect()
+        (0..self.answers).filter_map(echoed).collect()
     }
 
     fn token(&mut self, index: usize, token: NewToken) -> Option<Value> {
         self.call.usage.token();
         let logprobs = self.logprobs.map(|top| {
             let mut lists = TextLogprobs::default();
-            lists.push(self.model.tokenizer.as_ref(), &token, top, self.offsets[index]);
+            lists.push(self.model.tokenizer.as_ref(), &token, top);
             lists.json()
         });
-        self.offsets[index] += token.text.chars().count();
         let nothing = token.text.is_empty() && logprobs.is_none();
         (!nothing).then(|| self.chunk(index, &token.text, logprobs, None))
     }

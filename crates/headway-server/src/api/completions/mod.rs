@@ -112,11 +112,8 @@ async fn tokenized(
 fn choice(index: usize, whole: &Whole, echo: &str, model: &Model, logprobs: Option<usize>) -> Value {
     let text = format!("{echo}{}", whole.text());
     let logprobs = logprobs.map(|top| {
-        let (mut lists, mut offset) = (TextLogprobs::default(), 0);
-        for t in &whole.tokens {
-            lists.push(model.tokenizer.as_ref(), t, top, offset);
-            offset += t.text.chars().count();
-        }
+        let mut lists = TextLogprobs::default();
+        whole.tokens.iter().for_each(|t| lists.push(model.tokenizer.as_ref(), t, top));
         lists.json()
     });
     json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": whole.finished.reason.name()})

@@ -30,6 +30,14 @@ pub enum AttentionError {
         /// The nearest by spelling.
         nearest: Option<String>,
     },
+    /// Two backends that can't serve as one, or a name that doesn't say which two.
+    #[error("backend {name}: {why}")]
+    Composition {
+        /// The name.
+        name: String,
+        /// Why not, and what to do.
+        why: String,
+    },
     /// No device of that name.
     #[error("no device is named {name}; write a compute capability (sm90) or one of: {known}{}", nearest.as_ref().map(|n| format!(" (did you mean {n}?)")).unwrap_or_default())]
     Device {

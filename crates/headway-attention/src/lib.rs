@@ -43,6 +43,7 @@ pub use layer::{
 pub use process::catalog;
 pub use process::{
     backend::AttentionBackend,
+    composed::Composed,
     erased::{DynBackend, DynBuilder, EraseAs, ErasedConfig},
     registry::Registry,
     rules::{KindTag, LayerNeed, Refusal, RuleBook},

@@ -93,7 +93,7 @@ fn groups_share_the_batch_and_keep_their_tables() {
 
 /// Three layers; the last reads the cache of the first.
 fn layers() -> Vec<LayerCache> {
-    let backend = registry().get("HOST_ATTN").unwrap().clone();
+    let backend = registry().get("HOST_ATTN").unwrap();
     let layer = |i: u32| LayerCache {
         layer: AttnLayer(i),
         spec: KvCacheSpec::Full(AttentionSpec::new(16, 1, 4, DType::F32)),

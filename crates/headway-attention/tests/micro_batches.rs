@@ -30,7 +30,7 @@ fn part(
 
 #[test]
 fn micro_batches_have_builders_of_their_own() -> Result<()> {
-    let backend = registry().get("HOST_ATTN")?.clone();
+    let backend = registry().get("HOST_ATTN")?;
     let layer = LayerCache {
         layer: AttnLayer(0),
         spec: KvCacheSpec::Full(AttentionSpec::new(16, 1, 4, DType::F32)),

@@ -18,7 +18,7 @@ fn window(block: usize, heads: usize) -> KvCacheSpec {
 }
 
 fn layers(specs: &[KvCacheSpec], backend: &str) -> Vec<LayerCache> {
-    let backend = registry().get(backend).unwrap().clone();
+    let backend = registry().get(backend).unwrap();
     specs
         .iter()
         .enumerate()

@@ -21,7 +21,7 @@ fn spec(block: usize, window: Option<usize>) -> KvCacheSpec {
 }
 
 fn plan_of(backend: &str, specs: &[KvCacheSpec]) -> Result<KvCachePlan> {
-    let backend = registry().get(backend)?.clone();
+    let backend = registry().get(backend)?;
     let layers: Vec<_> = specs
         .iter()
         .enumerate()
@@ -114,7 +114,7 @@ fn kernels_see_kernel_blocks() -> Result<()> {
 #[test]
 fn the_profile_run_fills_zeros_and_touches_no_cache() -> Result<()> {
     let plan = plan_of("HOST_ATTN", &[spec(16, None)])?;
-    let backend = registry().get("HOST_ATTN")?.clone();
+    let backend = registry().get("HOST_ATTN")?;
     let args = AttentionArgs {
         layer: AttnLayer(0),
         num_heads: 1,
@@ -284,7 +284,7 @@ fn another_devices_exec_is_refused() -> Result<()> {
     r.register::<SimAttn>()?;
     let b = r.get("SIM_ATTN")?;
     let info = GroupInfo::new(spec(16, None), 1);
-    let e = AttentionGroup::new(&**b, &HostExec, 0, info, &b.parse_config(None)?, 1, None).err().unwrap();
+    let e = AttentionGroup::new(&*b, &HostExec, 0, info, &b.parse_config(None)?, 1, None).err().unwrap();
     assert!(matches!(e, AttentionError::WrongExec { .. }), "{e}");
     Ok(())
 }
@@ -340,7 +340,7 @@ fn a_plugin_reuses_a_builder_with_its_own_table() -> Result<()> {
     let b = r.get("PLUGIN")?;
     let config = b.parse_config(Some(&serde_json::json!({"verbose": true, "host": {"rows": 7}})))?;
     let info = GroupInfo { max_num_reqs: 4, ..GroupInfo::new(spec(16, None), 1) };
-    let mut groups = vec![AttentionGroup::new(&**b, &HostExec, 0, info, &config, 1, None)?];
+    let mut groups = vec![AttentionGroup::new(&*b, &HostExec, 0, info, &config, 1, None)?];
     let mut step = StepMetadata::new(vec![0u16].into());
     let i = Arc::new(inputs(&[1], &[1]));
     build_step(&mut groups, &HostExec, &[common(&i, vec![1], vec![16])], 0, false, &mut step)?;

@@ -48,7 +48,7 @@ fn run_backend(backend: &str, options: CpuOptions, config: &SuiteConfig) -> Suit
     // Encoders and cross-attention have a test of their own (`attention/encoder.rs`).
     let elsewhere = ["Encoder", "EncoderOnly", "EncoderDecoder"].map(|t| format!("attention type {t}"));
     let config = &SuiteConfig { waived: elsewhere.to_vec(), ..config.clone() };
-    let report = run_suite_with(&**registry.get(backend).unwrap(), &exec, &Cpu, config);
+    let report = run_suite_with(&*registry.get(backend).unwrap(), &exec, &Cpu, config);
     println!("{} {report}", exec.isa());
     report
 }

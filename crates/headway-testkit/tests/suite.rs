@@ -10,7 +10,7 @@ use plain::*;
 fn run<const FAULT: u8>(config: &SuiteConfig) -> SuiteReport {
     let mut registry = Registry::default();
     registry.register::<Plain<FAULT>>().unwrap();
-    run_suite(&**registry.get("plain").unwrap(), &Host, config)
+    run_suite(&*registry.get("plain").unwrap(), &Host, config)
 }
 
 #[test]

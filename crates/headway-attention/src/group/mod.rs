@@ -3,6 +3,7 @@
 
 pub mod arith;
 pub mod builder;
+pub(crate) mod composed;
 pub mod graph;
 pub mod groups;
 pub mod kv;

@@ -2,6 +2,7 @@
 //! with its own impl trait; what they share stands here.
 
 pub mod attention;
+pub(crate) mod composed;
 pub mod mla;
 pub mod state_space;
 

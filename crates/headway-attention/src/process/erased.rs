@@ -35,6 +35,16 @@ impl ErasedConfig {
     pub fn none() -> Self {
         Self(Arc::new(()))
     }
+
+    /// The configurations of a composition's parts, that of decodes first.
+    pub(super) fn of_parts(parts: [Self; 2]) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    /// What [`ErasedConfig::of_parts`] was made of.
+    pub(super) fn parts(&self) -> Option<&[Self; 2]> {
+        self.0.downcast_ref()
+    }
 }
 
 /// Turns an impl of one kind into a [`LayerKernel`]. Implemented for every impl; nothing to write.
@@ -82,7 +92,11 @@ fn exec<E: Exec>(cx: &dyn Exec) -> Result<&E> {
     })
 }
 
-fn metadata<M: 'static>(entry: &StepEntry) -> Result<Option<&M>> {
+/// A group's metadata of one step; `None` in the profile run.
+///
+/// # Errors
+/// Metadata of another type.
+pub(crate) fn metadata<M: 'static>(entry: &StepEntry) -> Result<Option<&M>> {
     match entry.erased() {
         None => Ok(None),
         Some(m) => m.downcast_ref().map(Some).ok_or_else(|| {
@@ -255,7 +269,7 @@ impl<B: MetadataBuilder> DynBuilder for Shim<B> {
 /// use headway_tensor::DType;
 /// let mut registry = Registry::default();
 /// registry.register::<Copying>()?;
-/// let backend = registry.get("copying")?.clone();
+/// let backend = registry.get("copying")?;
 /// let config = backend.parse_config(None)?;
 /// let layer = LayerCache {
 ///     layer: AttnLayer(0),
@@ -275,9 +289,18 @@ pub trait DynBackend: Send + Sync {
     fn rules(&self) -> &RuleBook;
     /// [`AttentionBackend::combination`].
     fn combination(&self, need: &LayerNeed) -> Option<Refusal>;
+    /// Every reason against it by the rule book's fields; there are some exactly where [`RuleBook::refusals`] has some.
+    fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
+        self.rules().refusals(need)
+    }
     /// [`AttentionBackend::stands_back`].
     fn stands_back(&self, need: &LayerNeed) -> Option<Refusal> {
         let _ = need;
+        None
+    }
+    /// Of a backend made of two ([`Composed`](super::composed::Composed)) the one that serves decodes and the one that
+    /// serves prefills.
+    fn parts(&self) -> Option<[&Arc<dyn DynBackend>; 2]> {
         None
     }
     /// [`AttentionBackend::customize_spec`].
@@ -287,6 +310,13 @@ pub trait DynBackend: Send + Sync {
     /// # Errors
     /// [`AttentionError::Config`].
     fn parse_config(&self, table: Option<&serde_json::Value>) -> Result<ErasedConfig>;
+    /// Parses its own among the tables of all backends, by name.
+    ///
+    /// # Errors
+    /// As [`DynBackend::parse_config`].
+    fn configure(&self, tables: &serde_json::Map<String, serde_json::Value>) -> Result<ErasedConfig> {
+        self.parse_config(tables.get(&*self.rules().name))
+    }
     /// Identity of the builder class: groups of equal builders may share metadata.
     fn builder_type(&self) -> TypeId;
     /// Whether the builder can swap a block table in finished metadata.

@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod catalog;
+pub mod composed;
 pub mod erased;
 pub mod registry;
 pub mod rules;

@@ -1,7 +1,10 @@
 //! Lifetime: process. The backends by name. A name and a platform are the identity: any number of plugins can
 //! register, and a second backend of one name on one platform is an error.
 
-use super::erased::{DynBackend, Erased};
+use super::{
+    composed::{self, Composed},
+    erased::{DynBackend, Erased},
+};
 use crate::{AttentionBackend, AttentionError, CONTRACT_VERSION, PickArgs, Result};
 use std::sync::Arc;
 
@@ -17,7 +20,7 @@ impl Registry {
     ///
     /// # Errors
     /// [`AttentionError::Contract`] for another contract version, [`AttentionError::Duplicate`] for a
-    /// name that is taken on its platform.
+    /// name that is taken on its platform, [`AttentionError::Composition`] for one that reads as two.
     pub fn register<B: AttentionBackend<Kind: PickArgs>>(&mut self) -> Result<()> {
         let backend = Erased::<B>::new();
         let name = backend.rules().name.to_string();
@@ -25,6 +28,10 @@ impl Registry {
             return Err(AttentionError::Contract { backend: name, built: B::CONTRACT });
         }
         let rules = backend.rules();
+        if name.contains(composed::BETWEEN) {
+            let why = "names with + are of two backends that serve as one; choose another".into();
+            return Err(AttentionError::Composition { name, why });
+        }
         if self.backends.iter().any(|b| b.rules().name == name && b.rules().platform == rules.platform) {
             return Err(AttentionError::Duplicate(name));
         }
@@ -32,25 +39,14 @@ impl Registry {
         Ok(())
     }
 
-    /// The backend of that name (case counts for nothing); the first of several, each on its platform.
+    /// The backend of that name (case counts for nothing); the first of several, each on its platform. `A+B` is
+    /// [`Composed`]: a backend made of two registered ones, A for decodes and B for prefills.
     ///
     /// # Errors
-    /// [`AttentionError::Unknown`], with the names there are and the nearest by spelling.
-    pub fn get(&self, name: &str) -> Result<&Arc<dyn DynBackend>> {
-        self.backends.iter().find(|b| b.rules().name.eq_ignore_ascii_case(name)).ok_or_else(|| {
-            let mut names: Vec<String> = vec![];
-            for b in &self.backends {
-                let name = b.rules().name.to_string();
-                if !names.contains(&name) {
-                    names.push(name);
-                }
-            }
-            AttentionError::Unknown {
-                name: name.to_owned(),
-                nearest: nearest(name, names.iter().map(String::as_str)),
-                known: names.join(", "),
-            }
-        })
+    /// [`AttentionError::Unknown`], with the names there are and the nearest by spelling;
+    /// [`AttentionError::Composition`] where two backends can't be made one.
+    pub fn get(&self, name: &str) -> Result<Arc<dyn DynBackend>> {
+        self.find(name, None)
     }
 
     /// The backend of that name on a platform; where it has none there, the one that [`Registry::get`] gives, whose
@@ -58,11 +54,46 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::get`].
-    pub fn get_on(&self, name: &str, platform: &str) -> Result<&Arc<dyn DynBackend>> {
-        let on = |b: &&Arc<dyn DynBackend>| {
-            b.rules().name.eq_ignore_ascii_case(name) && b.rules().platform == platform
+    pub fn get_on(&self, name: &str, platform: &str) -> Result<Arc<dyn DynBackend>> {
+        self.find(name, Some(platform))
+    }
+
+    fn find(&self, name: &str, platform: Option<&str>) -> Result<Arc<dyn DynBackend>> {
+        let here = |b: &Arc<dyn DynBackend>| platform.is_none_or(|p| b.rules().platform == p);
+        let Some([decode, prefill]) = composed::parts_of(name)? else {
+            let all = self.named(name)?;
+            return Ok(Arc::clone(all.iter().find(|b| here(b)).unwrap_or(&all[0])));
         };
-        self.backends.iter().find(on).map_or_else(|| self.get(name), Ok)
+        let (decodes, prefills) = (self.named(decode)?, self.named(prefill)?);
+        let beside = |d: &&Arc<dyn DynBackend>| {
+            let both = prefills.iter().find(|p| p.rules().platform == d.rules().platform);
+            both.map(|p| (Arc::clone(d), Arc::clone(p)))
+        };
+        let pairs: Vec<_> = decodes.iter().filter_map(beside).collect();
+        let pair = pairs.iter().find(|(d, _)| here(d)).or(pairs.first());
+        let (d, p) = pair.cloned().unwrap_or_else(|| (Arc::clone(decodes[0]), Arc::clone(prefills[0])));
+        Ok(Arc::new(Composed::new(d, p)?))
+    }
+
+    /// Those of that name, on whatever platforms; at least one.
+    fn named(&self, name: &str) -> Result<Vec<&Arc<dyn DynBackend>>> {
+        let all: Vec<_> =
+            self.backends.iter().filter(|b| b.rules().name.eq_ignore_ascii_case(name)).collect();
+        if !all.is_empty() {
+            return Ok(all);
+        }
+        let mut names: Vec<String> = vec![];
+        for b in &self.backends {
+            let name = b.rules().name.to_string();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        Err(AttentionError::Unknown {
+            name: name.to_owned(),
+            nearest: nearest(name, names.iter().map(String::as_str)),
+            known: names.join(", "),
+        })
     }
 
     /// All backends, most preferred first.

@@ -55,6 +55,9 @@ impl Candidate for Arc<dyn DynBackend> {
     fn rules(&self) -> &RuleBook {
         (**self).rules()
     }
+    fn refusals(&self, need: &LayerNeed) -> Vec<Refusal> {
+        (**self).refusals(need)
+    }
     fn combination(&self, need: &LayerNeed) -> Option<Refusal> {
         (**self).combination(need)
     }
@@ -145,21 +148,23 @@ pub struct Selection {
 /// Chooses a backend of the registry for a layer. `layer` names it in errors.
 ///
 /// # Errors
-/// [`AttentionError::Unknown`] for a requested name that isn't registered; [`AttentionError::Selection`]
-/// where the requested backend doesn't fit, or none does.
+/// As [`Registry::get`] for a requested name; [`AttentionError::Selection`] where the requested backend doesn't fit, or
+/// none does.
 pub fn select(
     registry: &Registry,
     layer: &str,
     need: &LayerNeed,
     request: &BackendRequest,
 ) -> Result<Selection> {
-    let candidates: Vec<_> = registry.iter().cloned().collect();
+    let mut candidates: Vec<_> = registry.iter().cloned().collect();
     let named = match request.for_layer(need) {
         None => None,
         Some((name, option)) => {
             let backend = registry.get_on(name, &need.platform)?;
-            let at = candidates.iter().position(|b| Arc::ptr_eq(b, backend));
-            at.map(|at| (at, option))
+            let at = candidates.iter().position(|b| Arc::ptr_eq(b, &backend)).unwrap_or(candidates.len());
+            // A composition is a candidate only where it is asked for.
+            candidates.extend((at == candidates.len()).then_some(backend));
+            Some((at, option))
         }
     };
     let Choice { chosen, refused, warnings } = choose(&candidates, layer, need, named)?;

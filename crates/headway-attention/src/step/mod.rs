@@ -4,6 +4,7 @@
 pub mod batch;
 pub mod build;
 pub mod common;
+pub(crate) mod composed;
 pub mod context_parallel;
 pub mod fast_prefill;
 pub mod local_attention;

@@ -179,7 +179,7 @@ fn groups<'a>(i: &'a Value, registry: &Registry) -> Option<Vec<Group<'a>>> {
                 max_model_len: 4096,
                 ..GroupInfo::new(spec, 1)
             };
-            let backend = registry.get(&name).ok()?.clone();
+            let backend = registry.get(&name).ok()?;
             let plan = AttentionGroupPlan { kv_cache_group, backend, info, shares_with: None };
             out.push(Group { plan, index, builder, layers });
         }

@@ -1,5 +1,6 @@
 //! A pretend GPU: memory that the host can't read, capture that records addresses, graphs that hold
 //! what was captured.
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use headway_attention::*;
 use headway_tensor::{Device, DeviceMem, Exec, Persistent, TensorMut, View};

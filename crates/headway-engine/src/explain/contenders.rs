@@ -77,7 +77,12 @@ impl Contenders {
         let named = request.for_layer(need).map(|(n, _)| n);
         let of = |backend: &str, reasons: Vec<_>| Refused { backend: backend.to_owned(), reasons };
         let mut all: Vec<Refused> = match self {
-            Self::Own(registry) => registry.iter().map(|b| of(&b.rules().name, reasons(b, need))).collect(),
+            Self::Own(registry) => {
+                let made = named.and_then(|n| registry.get_on(n, &need.platform).ok());
+                // One made of two is in no list.
+                let made = made.filter(|b| b.parts().is_some());
+                registry.iter().chain(&made).map(|b| of(&b.rules().name, reasons(b, need))).collect()
+            }
             Self::Catalog(catalog) => {
                 let mut candidates = catalog.candidates(need).unwrap_or_default();
                 let extra = named.and_then(|n| catalog.backend(n).ok());

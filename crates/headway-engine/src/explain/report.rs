@@ -191,6 +191,7 @@ fn by_need(
             fast_prefill: false,
             kv_cache_group: 0,
             backend,
+            parts: None,
             refused: refused.iter().map(refusal).collect(),
             block_size: spec.block_size(),
             kernel_block_size: 0,

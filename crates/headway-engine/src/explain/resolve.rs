@@ -163,10 +163,7 @@ fn plan(model: &ModelNeeds, query: &Query, selections: &[Selection]) -> Result<P
     let builders = cache
         .attention_groups
         .iter()
-        .map(|g| {
-            let table = tables.get(&*g.backend.rules().name);
-            g.backend.plan(&g.info, &g.backend.parse_config(table)?)
-        })
+        .map(|g| g.backend.plan(&g.info, &g.backend.configure(tables)?))
         .collect::<Result<Vec<_>, AttentionError>>()?;
     let block_bytes = cache.total_bytes / cache.num_blocks.max(1);
     let num_blocks = (query.kv_memory / (block_bytes as u64).max(1)).min(i32::MAX as u64) as usize;

@@ -78,7 +78,8 @@ pub fn select_backends(
     };
     // A pair that could never apply is a mistake, whether or not the model has such layers.
     for (kind, name) in &options.backend_per_kind {
-        let rules = registry.get(name)?.rules();
+        let backend = registry.get(name)?;
+        let rules = backend.rules();
         if LayerNeed::tag_of_kind(kind).is_some_and(|tag| tag != rules.kind) {
             return Err(StartupError::Option {
                 option: "--backend-per-kind",
@@ -112,7 +113,8 @@ pub fn select_backends(
 /// # Errors
 /// An unknown name; a backend that no layer was asked to take and that isn't for states, which choose their own.
 fn refuse_unused(registry: &Registry, name: &str, needs: &[LayerNeed]) -> Result<(), StartupError> {
-    let rules = registry.get(name)?.rules();
+    let backend = registry.get(name)?;
+    let rules = backend.rules();
     let states = !needs.is_empty() && needs.iter().all(|n| n.kind == KindTag::StateSpace);
     match states && rules.kind != KindTag::StateSpace {
         true => Err(StartupError::Option {

@@ -10,7 +10,8 @@ use super::{
     micro_batches::builder_bytes,
     needs,
     report::{
-        CodedOutputReport, GraphModeReport, GroupReport, LoweringReport, RefusedReport, SharedCacheReport,
+        CodedOutputReport, GraphModeReport, GroupReport, LoweringReport, PartsReport, RefusedReport,
+        SharedCacheReport,
     },
     startup::Decided,
 };
@@ -102,6 +103,10 @@ pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused], layers: &[Layer
         kind: kind(&g.info.spec),
         kv_cache_group: g.kv_cache_group,
         backend: Some(g.backend.rules().name.to_string()),
+        parts: g.backend.parts().map(|parts| {
+            let [decodes, prefills] = parts.map(|b| b.rules().name.to_string());
+            PartsReport { decodes, prefills }
+        }),
         refused: refused.iter().map(refusal).collect(),
         block_size: g.info.spec.block_size(),
         kernel_block_size: g.info.kernel_block_size,

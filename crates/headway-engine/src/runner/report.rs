@@ -59,6 +59,9 @@ pub struct GroupReport {
     pub kv_cache_group: usize,
     /// The backend chosen; `None`: none is valid.
     pub backend: Option<String>,
+    /// Of a backend made of two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parts: Option<PartsReport>,
     /// The ones refused, in order of priority.
     pub refused: Vec<RefusedReport>,
     /// What a layer's cache holds.
@@ -75,6 +78,15 @@ pub struct GroupReport {
     pub reorder_batch_threshold: Option<usize>,
     /// Bytes of scratch that the group's layers share, over all micro-batches.
     pub workspace_bytes: u64,
+}
+
+/// The two backends that serve as one.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct PartsReport {
+    /// The one whose kernels compute decodes.
+    pub decodes: String,
+    /// The one whose kernels compute other rows.
+    pub prefills: String,
 }
 
 /// A layer that reads another's cache: it computes no keys and values, and no pages are its own.

@@ -149,8 +149,7 @@ pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> R
     let mut configs = HashMap::new();
     for s in &selections {
         let name = s.backend.rules().name.to_string();
-        let table = options.backend_config.get(&name);
-        configs.insert(name, s.backend.parse_config(table)?);
+        configs.insert(name, s.backend.configure(&options.backend_config)?);
     }
     let builders = cache.attention_groups.iter().map(|g| {
         let name = &*g.backend.rules().name;

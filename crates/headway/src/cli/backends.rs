@@ -2,10 +2,7 @@
 
 use super::{CliError, args::BackendsArgs};
 use comfy_table::{ContentArrangement, Table, presets};
-use headway_attention::{
-    Registry, RuleBook,
-    process::rules::{KernelBlockSize, SizeRange},
-};
+use headway_attention::{Registry, RuleBook, process::rules::KernelBlockSize};
 use headway_cpu::Isa;
 use std::{io::Write, process::ExitCode};
 
@@ -39,7 +36,7 @@ pub fn run(args: &BackendsArgs, registry: &Registry) -> Result<ExitCode, CliErro
             r.platform.to_string(),
             join(r.dtypes.iter()),
             join(r.kv_cache_dtypes.iter()),
-            sizes(&r.head_sizes),
+            join(r.head_sizes.iter()),
             blocks(&r.kernel_block_sizes),
             join(r.kv_cache_layouts.iter()),
             r.graph_support.to_string(),
@@ -73,13 +70,6 @@ fn instruction_set() -> Result<String, CliError> {
 fn join<T: ToString>(items: impl Iterator<Item = T>) -> String {
     let items: Vec<_> = items.map(|x| x.to_string()).collect();
     if items.is_empty() { "any".into() } else { items.join(", ") }
-}
-
-fn sizes(ranges: &[SizeRange]) -> String {
-    join(ranges.iter().map(|r| match r {
-        SizeRange { first, last, .. } if first == last => first.to_string(),
-        SizeRange { first, last, step } => format!("{first}-{last} by {step}"),
-    }))
 }
 
 fn blocks(sizes: &[KernelBlockSize]) -> String {

@@ -51,3 +51,15 @@ impl CapabilityRange {
         self.from.is_none_or(|from| c >= from) && self.to.is_none_or(|to| c <= to)
     }
 }
+
+impl fmt::Display for CapabilityRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.from, self.to) {
+            (Some(from), Some(to)) if from == to => write!(f, "{from}"),
+            (Some(from), Some(to)) => write!(f, "{from} to {to}"),
+            (Some(from), None) => write!(f, "{from} and later"),
+            (None, Some(to)) => write!(f, "up to {to}"),
+            (None, None) => f.write_str("any"),
+        }
+    }
+}

@@ -105,6 +105,16 @@ impl SizeRange {
     }
 }
 
+impl fmt::Display for SizeRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self { first, last, .. } if first == last => write!(f, "{first}"),
+            Self { first, last: usize::MAX, step } => write!(f, "{first} and more by {step}"),
+            Self { first, last, step } => write!(f, "{first}-{last} by {step}"),
+        }
+    }
+}
+
 /// Why a backend doesn't fit a layer, in words that match the field's (`head_size not supported`).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Refusal(pub Cow<'static, str>);

@@ -32,6 +32,11 @@ impl SliceBuffers {
         })
     }
 
+    /// Bytes of buffers for at most so many requests.
+    pub const fn bytes(max_num_reqs: usize) -> usize {
+        (2 * max_num_reqs + 1) * size_of::<i32>()
+    }
+
     /// How often a view of an earlier step that was still alive forced fresh memory to be allocated.
     pub fn reallocs(&self) -> usize {
         self.query_start_loc.reallocs() + self.seq_lens.reallocs()

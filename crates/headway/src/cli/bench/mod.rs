@@ -127,7 +127,7 @@ fn backend(
     layers: &[LayerNeed],
 ) -> Result<Arc<dyn DynBackend>, CliError> {
     if let Some(name) = name {
-        return Ok(registry.get_on(name, platform)?.clone());
+        return Ok(registry.get_on(name, platform)?);
     }
     let none = || CliError::Usage(format!("no attention backend for {platform} is registered"));
     of_kind(registry, platform, KindTag::Standard, layers).ok_or_else(none)

@@ -84,6 +84,9 @@ fn group(out: &mut dyn Write, groups: &[&GroupReport], g: &GroupReport) -> Resul
     let backend = g.backend.as_deref().unwrap_or("no valid backend");
     writeln!(out, "layers {}: {}", runs(&layers), g.kind)?;
     writeln!(out, "  backend  {backend}")?;
+    if let Some(parts) = &g.parts {
+        writeln!(out, "  parts    decodes on {}, prefills on {}", parts.decodes, parts.prefills)?;
+    }
     for r in &g.refused {
         writeln!(out, "  refused  {}: {}", r.backend, r.reasons.join("; "))?;
     }

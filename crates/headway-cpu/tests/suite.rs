@@ -4,8 +4,11 @@
 //! Here every n-th cell of the grid runs, n of its own for each test so that they meet different
 //! cells; `HEADWAY_SUITE_EVERY=1` runs them all.
 
-use headway_attention::{KvBuf, Registry, Result};
-use headway_cpu::{CpuExec, CpuOptions, Isa};
+use headway_attention::{AttentionBackend, KvBuf, Registry, Result, RuleBook, Standard};
+use headway_cpu::{
+    CpuAttn, CpuExec, CpuOptions, Isa,
+    backends::cpu_attn::{CpuAttnBuilder, CpuAttnConfig, CpuAttnLayer},
+};
 use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, TensorError, Weight};
 use headway_testkit::suite::{HostAccess, HostMemory, SuiteConfig, SuiteReport, run_suite_with};
 use std::{any::Any, sync::Arc};
@@ -37,6 +40,22 @@ impl HostAccess for Cpu {
     }
 }
 
+/// `CPU_ATTN` under another name, for compositions; decodes are of up to two new tokens.
+enum Second {}
+
+impl AttentionBackend for Second {
+    const CONTRACT: u32 = 1;
+    type Exec = CpuExec;
+    type Kind = Standard;
+    type Config = CpuAttnConfig;
+    type Builder = CpuAttnBuilder;
+    type Impl = CpuAttnLayer;
+
+    fn rules() -> RuleBook {
+        RuleBook { name: "SECOND".into(), reorder_batch_threshold: Some(2), ..CpuAttn::rules() }
+    }
+}
+
 fn run(options: CpuOptions, config: &SuiteConfig) -> SuiteReport {
     run_backend("CPU_ATTN", options, config)
 }
@@ -45,6 +64,7 @@ fn run_backend(backend: &str, options: CpuOptions, config: &SuiteConfig) -> Suit
     let exec = CpuExec::new(options).unwrap();
     let mut registry = Registry::default();
     headway_cpu::register(&mut registry).unwrap();
+    registry.register::<Second>().unwrap();
     // Encoders and cross-attention have a test of their own (`attention/encoder.rs`).
     let elsewhere = ["Encoder", "EncoderOnly", "EncoderDecoder"].map(|t| format!("attention type {t}"));
     let config = &SuiteConfig { waived: elsewhere.to_vec(), ..config.clone() };
@@ -67,6 +87,16 @@ fn on_each_instruction_set() {
         let config = SuiteConfig { every: every(29), seed: 2 + i as u64, ..SuiteConfig::default() };
         let report = run(options, &config);
         assert!(report.ok(), "{isa}: {report}");
+    }
+}
+
+#[test]
+fn two_as_one() {
+    for (i, name) in ["CPU_ATTN+SECOND", "SECOND+CPU_ATTN"].into_iter().enumerate() {
+        let config = SuiteConfig { every: every(9), seed: 50 + i as u64, ..SuiteConfig::default() };
+        let report = run_backend(name, CpuOptions::default(), &config);
+        assert!(report.ok(), "{report}");
+        assert!(report.refused > 500, "{report}");
     }
 }
 

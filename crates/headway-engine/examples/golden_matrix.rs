@@ -103,6 +103,7 @@ fn real_on(device: &str, only: &str, graph_mode: Option<&str>) -> Result<Table, 
             let o = EngineOptions {
                 device: Some(device.into()),
                 graph_mode: graph_mode.map(str::to_owned),
+                attention_backend: std::env::var("HEADWAY_ATTENTION_BACKEND").ok(),
                 max_num_seqs: Some(32),
                 kv_cache_memory: Some(2 << 30),
                 ..options(dtype)

@@ -1,7 +1,7 @@
 //! The backends through the suite that every one goes through. `FLASHINFER` runs what its modules are built for,
 //! `FLASH_ATTN` and `FLASHMLA` where they were fetched.
 
-use super::{Outcome, Test, flash_attn, mla};
+use super::{Outcome, Test, composed, flash_attn, mla, text};
 use headway_attention::{
     AttentionError, DynBackend, KindTag, KvBuf, Registry, process::rules::ComputeCapability,
 };
@@ -76,17 +76,25 @@ impl HostAccess for CudaMemory {
     }
 }
 
-pub fn backends() -> Result<Vec<Arc<dyn DynBackend>>, AttentionError> {
+pub fn registry() -> Result<Registry, AttentionError> {
     let mut registry = Registry::default();
     headway_cuda::register(&mut registry)?;
+    Ok(registry)
+}
+
+pub fn backends() -> Result<Vec<Arc<dyn DynBackend>>, AttentionError> {
     let attends = |b: &&Arc<dyn DynBackend>| b.rules().kind != KindTag::StateSpace;
-    Ok(registry.iter().filter(attends).cloned().collect())
+    Ok(registry()?.iter().filter(attends).cloned().collect())
 }
 
 /// The kernels that the suite's cells need on this device.
 pub fn specs(info: &DeviceInfo) -> Result<Vec<KernelSpec>, AttentionError> {
     let mut all = BTreeMap::new();
-    for backend in backends()? {
+    let (registry, mut backends) = (registry()?, backends()?);
+    for name in composed::NAMES {
+        backends.push(registry.get(name)?);
+    }
+    for backend in backends {
         let rules = backend.rules();
         for cell in cells(rules) {
             if backend.combination(&cell.need(rules)).is_some() {
@@ -137,14 +145,17 @@ fn fetched(cx: &CudaExec, name: &str, every: usize) -> Outcome {
 
 /// Every so many cells of a backend.
 fn run(cx: &CudaExec, name: &str, every: usize) -> Outcome {
-    let backends = backends().map_err(|e| e.to_string())?;
-    let backend = backends.iter().find(|b| b.rules().name == name);
-    let backend = backend.ok_or_else(|| format!("{name} is not registered"))?;
+    run_with(cx, name, SuiteConfig { every, ..SuiteConfig::default() })
+}
+
+/// The suite over a backend, one made of two among them.
+pub fn run_with(cx: &CudaExec, name: &str, config: SuiteConfig) -> Outcome {
+    let backend = registry().and_then(|r| r.get(name)).map_err(text)?;
     // A device whose blocks have less refuses heads by the table of such devices.
     let small = cx.info().shared_per_block < 100 << 10;
     let (major, minor) = if small { (8, 6) } else { cx.info().capability };
     let capability = Some(ComputeCapability(major, minor));
-    let config = SuiteConfig { compute_capability: capability, every, ..SuiteConfig::default() };
-    let report = run_suite_with(&**backend, cx, &CudaMemory, &config);
+    let config = SuiteConfig { compute_capability: capability, ..config };
+    let report = run_suite_with(&*backend, cx, &CudaMemory, &config);
     if report.ok() { Ok(report.to_string()) } else { Err(report.to_string()) }
 }

@@ -26,7 +26,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// New tokens and all tokens of requests, decodes first.
-const LONG: [(usize, usize); 6] = [(1, 2500), (1, 64), (1, 513), (40, 300), (5, 1530), (350, 350)];
+pub const LONG: [(usize, usize); 6] = [(1, 2500), (1, 64), (1, 513), (40, 300), (5, 1530), (350, 350)];
 
 /// Why a backend of an extension module is not run; `None` if its module is there.
 pub fn missing(name: &str) -> Option<String> {

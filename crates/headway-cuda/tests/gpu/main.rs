@@ -7,6 +7,7 @@
 
 mod attention;
 mod compiled;
+mod composed;
 mod device;
 mod flash_attn;
 mod mla;
@@ -24,7 +25,8 @@ pub type Outcome = Result<String, String>;
 pub type Test = (&'static str, fn(&CudaExec) -> Outcome);
 
 fn tests() -> Vec<Test> {
-    [device::TESTS, ops::TESTS, attention::TESTS, flash_attn::TESTS, mla::TESTS, state_space::TESTS].concat()
+    let attention = [attention::TESTS, composed::TESTS, flash_attn::TESTS, mla::TESTS].concat();
+    [device::TESTS, ops::TESTS, &attention, state_space::TESTS].concat()
 }
 
 fn main() -> ExitCode {

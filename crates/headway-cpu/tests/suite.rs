@@ -93,7 +93,7 @@ fn on_each_instruction_set() {
 #[test]
 fn two_as_one() {
     for (i, name) in ["CPU_ATTN+SECOND", "SECOND+CPU_ATTN"].into_iter().enumerate() {
-        let config = SuiteConfig { every: every(9), seed: 50 + i as u64, ..SuiteConfig::default() };
+        let config = SuiteConfig { every: every(23), seed: 50 + i as u64, ..SuiteConfig::default() };
         let report = run_backend(name, CpuOptions::default(), &config);
         assert!(report.ok(), "{report}");
         assert!(report.refused > 500, "{report}");

@@ -151,7 +151,10 @@ pub struct ChatArgs {
 
 /// `headway backends`.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  headway backends -v\n  headway backends --json | jq .name")]
+#[command(
+    after_help = "Examples:\n  headway backends -v\n  headway backends --json | jq .name\n\nTwo for keys and values on one \
+                      device serve as one by the name A+B: A for decodes, B for prefills."
+)]
 pub struct BackendsArgs {
     /// One JSON object a backend: its whole rule book.
     #[arg(long)]
@@ -247,8 +250,8 @@ pub struct EngineArgs {
     /// backend reads]
     #[arg(long, env = "HEADWAY_KV_LAYOUT", value_name = "LAYOUT")]
     pub kv_layout: Option<String>,
-    /// The backend of every layer, by name (see headway backends); an error where it doesn't fit. [default:
-    /// the first that fits]
+    /// The backend of every layer, by name (see headway backends); an error where it doesn't fit. A+B is made of two: A
+    /// computes the decodes of a step, B the rest. [default: the first that fits]
     #[arg(long, env = "HEADWAY_ATTENTION_BACKEND", value_name = "NAME")]
     pub attention_backend: Option<String>,
     /// The backend of one kind of layer, as KIND=NAME,…; kinds: full, sliding_window, mla, state_space,

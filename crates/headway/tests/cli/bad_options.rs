@@ -64,6 +64,17 @@ fn values_that_are_unknown_or_not_there_yet() {
         (["--kv-cache-dtype", "int3"], ["--kv-cache-dtype int3", "there are: auto, float32"]),
         (["--kv-layout", "XYZ"], ["--kv-layout XYZ", "there are: NHD, HND"]),
         (["--attention-backend", "CPU_ATT"], ["named CPU_ATT", "(did you mean CPU_ATTN?)"]),
+        (["--attention-backend", "CPU_ATTN+CPU_MLS"], ["named CPU_MLS", "(did you mean CPU_MLA?)"]),
+        (
+            ["--attention-backend", "CPU_ATTN+CPU_MLA"],
+            ["backend CPU_ATTN+CPU_MLA: CPU_MLA is for MLA", "composed"],
+        ),
+        (["--attention-backend", "cpu_attn+CPU_ATTN"], ["both parts are cpu_attn", "leave +CPU_ATTN out"]),
+        (
+            ["--attention-backend", "CPU_ATTN+CUDA_ATTN"],
+            ["CPU_ATTN runs on cpu, CUDA_ATTN on cuda", "one platform"],
+        ),
+        (["--backend-per-kind", "full=CPU_ATTN+"], ["names 1 backends", "DECODE+PREFILL"]),
         (["--backend-per-kind", "full"], ["--backend-per-kind full", "KIND=BACKEND"]),
         (["--backend-per-kind", "fool=CPU_ATTN"], ["no kind of layer is named fool", "sliding_window"]),
         (["--backend-per-kind", "full=FLASH"], ["named FLASH", "there are: CPU_ATTN"]),

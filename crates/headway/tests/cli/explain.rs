@@ -313,6 +313,29 @@ fn exit_code_3_where_no_backend_is_valid() {
     assert!(own.out.contains("compute capability not supported"), "{}", own.out);
 }
 
+#[test]
+fn two_backends_as_one_are_asked_as_one_and_refuse_by_part() {
+    let own = |args: &[&str]| {
+        let base = ["--device", "h200", "--attention-backend"];
+        finish(headway().arg("explain").arg(config("llama-3.1-8b")).args(base).args(args))
+    };
+    let r = own(&["cuda_attn+flash_attn", "--json"]);
+    assert_eq!(r.code, Some(3), "{}", r.err);
+    let report = r.object();
+    assert!(report["error"].as_str().unwrap().contains("Selected backend CUDA_ATTN+FLASH_ATTN is not valid"));
+    let said = reasons(&report, "CUDA_ATTN+FLASH_ATTN", "h200");
+    assert!(
+        said.contains("FLASH_ATTN (prefill): not fetched: run headway kernels fetch flash-attn"),
+        "{said}"
+    );
+    assert!(!said.contains("(decode)"), "{said}");
+    let r = own(&["CUDA_ATTN+FLASHINFER", "--kv-cache-dtype", "fp8", "--json"]);
+    let said = reasons(&r.object(), "CUDA_ATTN+FLASHINFER", "h200");
+    assert!(said.contains("FLASHINFER (prefill): kv_cache_dtype not supported"), "{said}");
+    own(&["CUDA_ATTN+FLASH_ATN"]).refused(&["named FLASH_ATN", "(did you mean FLASH_ATTN?)"]);
+    own(&["CUDA_ATTN+CUDA_MLA"]).refused(&["CUDA_MLA is for MLA"]);
+}
+
 /// Reasons against a backend for the first group of layers.
 fn reasons(r: &Value, backend: &str, device: &str) -> String {
     let refused = r["groups"][0]["refused"].as_array().unwrap();

@@ -25,6 +25,7 @@ Examples:
   headway bench attention --json > attention.jsonl
   headway bench attention --device cuda:0 --filter '^(decode|write).* 32/8/128'
   headway bench attention --device cuda:0 --kv-layout NHD --dtype bf16,f16 --json
+  headway bench attention --device cuda:0 --backend FLASHINFER+FLASH_ATTN --filter mixed
   headway bench builder
   headway bench engine --prompt-len 512 --output-len 128 --concurrency 16
   headway bench engine --model config.json --load-format dummy")]
@@ -46,7 +47,7 @@ enum What {
 
 #[derive(Args, Debug)]
 struct BuilderArgs {
-    /// The backend to measure, one for attention over keys and values. [default: the first of this build]
+    /// The backend to measure, one for attention over keys and values; A+B is made of two. [default: the first of this build]
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// Requests in the step; several separated by commas.

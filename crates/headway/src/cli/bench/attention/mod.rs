@@ -41,7 +41,7 @@ pub struct AttentionArgs {
     /// Run only what matches: a regular expression over `case heads dtype`, such as 'decode_b1.* 32/8/128 bf16'.
     #[arg(long, value_name = "REGEX", default_value = "")]
     filter: Regex,
-    /// The backend to measure. [default: the device's first]
+    /// The backend to measure; A+B has A compute decodes and B the rest. [default: the device's first]
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// bf16, f16, f32; several separated by commas. [default: the file's]

@@ -123,7 +123,7 @@ fn both_parts_are_reported_and_each_says_why_not() {
     let o = EngineOptions { block_size: Some(16), ..composed("CPU_ATTN+SECOND", options("auto")) };
     let e = refused("tiny-llama", o);
     assert!(e.contains("--block-size 16"), "{e}");
-    let e = refused("tiny-deepseek-v2", composed("CPU_ATTN+SECOND", options("auto")));
+    let e = refused("tiny-deepseek-v2-yarn", composed("CPU_ATTN+SECOND", options("auto")));
     assert!(e.contains("CPU_ATTN (decode): MLA not supported"), "{e}");
     let e = refused("tiny-llama", composed("CPU_ATTN+CPU_MLA", options("auto")));
     assert!(e.contains("CPU_MLA is for MLA"), "{e}");

@@ -40,7 +40,7 @@ const USUAL_BLOCK_SIZE: usize = 16;
 ///     type Builder = Builder;
 ///     type Impl = Layer;
 ///     fn rules() -> RuleBook {
-///         let kernel_block_sizes = vec![KernelBlockSize::Exact(32), KernelBlockSize::Exact(8)];
+///         let kernel_block_sizes = vec![KernelBlockSize::Exact(32)];
 ///         RuleBook { name: "ECHOING".into(), kernel_block_sizes, ..Copying::rules() }
 ///     }
 /// }

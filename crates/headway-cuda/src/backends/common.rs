@@ -1,11 +1,18 @@
 //! What the backends of this crate hold their inputs against and refuse alike, each in its own name.
 
-use crate::kernels::cache::CacheLayout;
-use headway_attention::{
-    AttentionError, CommonAttentionMetadata, GroupInfo, KvBuf, KvMut, Qkv, Result,
-    group::kv::layout::KvCacheLayout,
+use crate::{
+    CudaExec,
+    kernels::{attention::Shape, cache::CacheLayout},
 };
-use headway_tensor::{DType, DeviceMem, TensorError};
+use headway_attention::{
+    AttentionArgs, AttentionError, Causal, CommonAttentionMetadata, GroupInfo, KvBuf, KvCacheSpec, KvMut, Qkv,
+    Result,
+    group::kv::{
+        layout::KvCacheLayout,
+        spec::{KvQuantMode, TokensPerState},
+    },
+};
+use headway_tensor::{DType, DeviceMem, Persistent, TensorError, View};
 use std::sync::Arc;
 
 /// Refuses in a backend's name.
@@ -85,6 +92,77 @@ pub(super) fn cache_layout<'a>(
         dtype: kv.dtype,
         heads_outside: kv.layout.is_block_contiguous(),
     }
+}
+
+/// On the device, wherever it was given.
+pub(super) fn on_device(cx: &CudaExec, x: &View<f32>) -> Result<View<f32>> {
+    match x.host() {
+        None => Ok(x.clone()),
+        Some(host) => {
+            Ok(Persistent::new(cx, host.len())?.write(cx, host.len(), |to| to.copy_from_slice(host)))
+        }
+    }
+}
+
+/// A group's heads, where its cache is one of keys and values of one token each and quantised as `quants` say.
+pub(super) fn softmax_shape(backend: &str, group: &GroupInfo, quants: &[KvQuantMode]) -> Result<Shape> {
+    let attention = match &group.spec {
+        KvCacheSpec::Full(a) | KvCacheSpec::SlidingWindow { attention: a, .. } => a,
+        other => {
+            return Err(refuse(
+                backend,
+                format!("a KV cache of {other:?}"),
+                "full and sliding-window caches of keys and values are",
+            ));
+        }
+    };
+    let plain = quants.contains(&attention.quant)
+        && attention.tokens_per_state == TokensPerState::ONE
+        && attention.num_head_slots.is_none_or(|n| n == attention.num_kv_heads)
+        && attention.state_content_bytes.is_none()
+        && attention.chunk_mask.is_none()
+        && attention.cache_format.is_none()
+        && attention.head_size == attention.head_size_v;
+    if !plain {
+        let eight_bits = quants.contains(&KvQuantMode::Fp8PerTensor);
+        let or = if eight_bits { " or as 8-bit floats with one scale" } else { "" };
+        return Err(refuse(
+            backend,
+            "a packed, compressed or chunked KV cache, or values of another size than keys",
+            &format!("keys and values of one token each, unquantised{or}, are"),
+        ));
+    }
+    Shape::new(group.num_heads, attention.num_kv_heads, attention.head_size)
+        .map_err(|why| refuse(backend, why, "choose another backend for these layers"))
+}
+
+/// The requests' causal flags, where they are on the device alone.
+pub(super) fn causal_flags(common: &CommonAttentionMetadata) -> Option<&View<u8>> {
+    match common.causal() {
+        Causal::PerRequest(v) if v.host().is_none() => Some(v),
+        _ => None,
+    }
+}
+
+/// A layer's types, sizes and numbers, as kernels of softmax attention take them; what a cache may be is not in it.
+pub(super) fn check_softmax(backend: &str, a: &AttentionArgs<'_>) -> Result<()> {
+    if !matches!(a.dtype, DType::BF16 | DType::F16) {
+        return Err(refuse(backend, format!("{} activations", a.dtype), "use bfloat16 or float16"));
+    }
+    if a.head_size_v != a.head_size {
+        let what = format!("value heads of {} beside key heads of {}", a.head_size_v, a.head_size);
+        return Err(refuse(backend, what, "both must be of one size"));
+    }
+    positive(backend, "a score factor of", a.scale)?;
+    let given = [a.sinks.map(View::len), a.alibi_slopes.map(<[f32]>::len)];
+    if let Some(n) = given.into_iter().flatten().find(|&n| n != a.num_heads) {
+        let what = format!("sinks or ALiBi slopes for {n} heads of {}", a.num_heads);
+        return Err(refuse(backend, what, "give one for each query head"));
+    }
+    if let Some(cap) = a.logit_soft_cap {
+        positive(backend, "a soft cap of", cap)?;
+    }
+    expect_window(backend, a.sliding_window)
 }
 
 /// Most requests and new tokens of a step.

@@ -11,6 +11,7 @@ pub mod flashinfer_mla;
 pub mod latent;
 pub mod mamba2;
 mod modules;
+pub mod triton_attn;
 
 pub use cuda_attn::CudaAttn;
 pub use cuda_mla::CudaMla;
@@ -19,15 +20,17 @@ pub use flash_mla::FlashMla;
 pub use flashinfer::FlashInfer;
 pub use flashinfer_mla::FlashInferMla;
 pub use mamba2::Mamba2Attn;
+pub use triton_attn::TritonAttn;
 
 use headway_attention::{Registry, Result};
 
 /// Registers the CUDA backends, most preferred first. `FLASH_ATTN` stands before `FLASHINFER`, and both before
 /// `CUDA_ATTN`: decodes are about level, and prefills on Hopper take half the time and less (`docs/gpu.md`);
+/// `TRITON_ATTN` is the last of softmax attention: `CUDA_ATTN` takes nearly every layer that it takes, and needs no build.
 /// `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes on Hopper take half the time, with 16 they are level,
 /// and where only `mla_fa2` is built it stands back;
 /// `FLASHMLA` last: it is slower than both but in the largest batches.
-/// They are refused where their modules are not fetched or built.
+/// All but headway's CUDA kernels are refused where they are not fetched or built.
 ///
 /// # Errors
 /// A name that is taken.
@@ -35,6 +38,7 @@ pub fn register(registry: &mut Registry) -> Result<()> {
     registry.register::<FlashAttn>()?;
     registry.register::<FlashInfer>()?;
     registry.register::<CudaAttn>()?;
+    registry.register::<TritonAttn>()?;
     registry.register::<FlashInferMla>()?;
     registry.register::<CudaMla>()?;
     registry.register::<FlashMla>()?;

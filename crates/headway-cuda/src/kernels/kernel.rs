@@ -63,6 +63,22 @@ impl CudaExec {
         Ok(kernel)
     }
 
+    /// A kernel out of machine code that was compiled elsewhere; `spec` names it in errors.
+    ///
+    /// # Errors
+    /// Code for other devices; no such function; the driver's.
+    pub(crate) fn compiled(&self, code: Vec<u8>, spec: KernelSpec) -> Result<Kernel> {
+        let bytes = code.len();
+        let module = self
+            .context()
+            .load_module(Ptx::from_binary(code))
+            .map_err(|e| self.refused(format!("loading {}", spec.file), bytes, e))?;
+        let function = module
+            .load_function(spec.entry)
+            .map_err(|e| CudaError::driver(format!("finding {} in {}", spec.entry, spec.file), e))?;
+        Ok(Kernel { function, spec, shared: AtomicU32::new(SHARED_UNASKED) })
+    }
+
     fn module(&self, spec: &KernelSpec) -> Result<Arc<CudaModule>> {
         let key = (spec.file, spec.defines.clone());
         if let Some(module) = self.kernels.modules.borrow().get(&key) {
@@ -124,14 +140,48 @@ impl Kernel {
         shared_bytes: u32,
         params: &P,
     ) -> Result<()> {
+        let mut params = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's promise.
+        unsafe { self.queue(cx, grid, block, shared_bytes, &mut params) }
+    }
+
+    /// [`Kernel::launch`] of a kernel with several parameters of up to 8 bytes: each lies in the first bytes of its word.
+    ///
+    /// # Errors
+    /// As [`Kernel::launch`].
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`]; there are as many words as the kernel has parameters.
+    pub(crate) unsafe fn launch_words(
+        &self,
+        cx: &CudaExec,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        words: &[u64],
+    ) -> Result<()> {
+        let mut params: Vec<_> = words.iter().map(|w| std::ptr::from_ref(w).cast_mut().cast()).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.queue(cx, grid, block, shared_bytes, &mut params) }
+    }
+
+    /// # Safety
+    /// As [`Kernel::launch`]; `params` are addresses of the kernel's parameters.
+    unsafe fn queue(
+        &self,
+        cx: &CudaExec,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
         cx.check()?;
         if grid.contains(&0) {
             return Ok(());
         }
         cx.context().bind_to_thread().doing("binding the context")?;
         self.allow(cx, shared_bytes)?;
-        let mut params = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
+        // SAFETY: the caller's promise; the driver copies the parameters before it returns.
         unsafe {
             result::launch_kernel(
                 self.function.cu_function(),
@@ -139,7 +189,7 @@ impl Kernel {
                 (block, 1, 1),
                 shared_bytes,
                 cx.stream().cu_stream(),
-                &mut params,
+                params,
             )
         }
         .map_err(|e| {

@@ -14,6 +14,7 @@ pub mod ops;
 mod params;
 mod specs;
 pub mod state_space;
+pub mod triton;
 
 pub use kernel::{Kernel, Loaded};
 pub(crate) use params::kernel_params;

@@ -11,6 +11,7 @@
 //! | `call.rs` | one call: arguments, result, the error that was raised |
 //! | `module.rs` | an opened module: symbols and numbers of arguments are checked once |
 //! | `extension/` | modules of vLLM's wheel: fetched by hash, called through torch's stable C ABI |
+//! | `triton/` | headway's own kernels in Triton, compiled ahead of time: a manifest of their own, no shim |
 //! | `build/` | `headway kernels build`: from FlashInfer's package to a folder |
 
 pub mod build;
@@ -27,6 +28,7 @@ mod manifest;
 mod module;
 #[expect(unsafe_code, reason = "the shim's functions are C's")]
 mod shim;
+pub mod triton;
 
 pub(crate) use call::{Arg, Returned, TensorArg};
 pub use error::ModuleError;

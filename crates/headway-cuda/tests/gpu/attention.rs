@@ -1,5 +1,5 @@
 //! The backends through the suite that every one goes through. `FLASHINFER` runs what its modules are built for,
-//! `FLASH_ATTN` and `FLASHMLA` where they were fetched.
+//! `FLASH_ATTN` and `FLASHMLA` where they were fetched, `TRITON_ATTN` what was compiled for it.
 
 use super::{Outcome, Test, composed, flash_attn, mla, text};
 use headway_attention::{
@@ -11,7 +11,7 @@ use headway_cuda::{
         attention::{Shape, spec},
         cache::write_spec,
     },
-    modules::installed,
+    modules::{installed, triton::installed_triton},
 };
 use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, Weight};
 use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     ("attention: the backend suite, FLASHINFER_MLA", |cx| flashinfer(cx, "FLASHINFER_MLA", 1)),
     ("attention: the backend suite, FLASH_ATTN", |cx| fetched(cx, "FLASH_ATTN", 1)),
     ("attention: the backend suite, FLASHMLA", |cx| fetched(cx, "FLASHMLA", 1)),
+    ("attention: the backend suite, TRITON_ATTN", |cx| triton(cx, 1)),
     // So few cells that tools which watch every access are done with them soon.
     ("attention: CUDA_ATTN, a sample", |cx| run(cx, "CUDA_ATTN", 23)),
     ("attention: CUDA_MLA, a sample", |cx| run(cx, "CUDA_MLA", 23)),
@@ -31,6 +32,8 @@ pub const TESTS: &[Test] = &[
     ("attention: FLASHINFER_MLA, a sample", |cx| flashinfer(cx, "FLASHINFER_MLA", 23)),
     ("attention: FLASH_ATTN, a sample", |cx| fetched(cx, "FLASH_ATTN", 23)),
     ("attention: FLASHMLA, a sample", |cx| fetched(cx, "FLASHMLA", 23)),
+    ("attention: TRITON_ATTN, a sample", |cx| triton(cx, 23)),
+    ("attention: keys in parts, prefills of several tiles, TRITON_ATTN", triton_long),
 ];
 
 /// Bytes between the host and a CUDA device.
@@ -141,6 +144,41 @@ fn flashinfer(cx: &CudaExec, name: &str, every: usize) -> Outcome {
 
 fn fetched(cx: &CudaExec, name: &str, every: usize) -> Outcome {
     flash_attn::missing(name).map_or_else(|| run(cx, name, every), |why| Ok(format!("{name}: {why}")))
+}
+
+/// Why `TRITON_ATTN` is not run; `None` if it has kernels.
+fn without_triton() -> Result<Option<String>, String> {
+    let folder = installed_triton().as_ref().map_err(ToString::to_string)?;
+    let why = "not run: no kernels; set HEADWAY_KERNELS_DIR to a folder that they were built into";
+    Ok(folder.kernels().is_empty().then(|| why.into()))
+}
+
+fn triton(cx: &CudaExec, every: usize) -> Outcome {
+    without_triton()?.map_or_else(|| run(cx, "TRITON_ATTN", every), Ok)
+}
+
+/// New tokens and all tokens of requests, decodes first; and of decodes alone, whose keys are in parts.
+const LONG: [&[(usize, usize)]; 2] =
+    [&[(1, 2500), (1, 64), (40, 300), (5, 1530), (350, 350)], &[(1, 2500), (1, 64), (1, 513)]];
+
+/// What the suite's short requests don't reach.
+fn triton_long(cx: &CudaExec) -> Outcome {
+    if let Some(why) = without_triton()? {
+        return Ok(why);
+    }
+    let backends = backends().map_err(|e| e.to_string())?;
+    let backend = backends.iter().find(|b| b.rules().name == "TRITON_ATTN");
+    let backend = backend.ok_or_else(|| "TRITON_ATTN is not registered".to_owned())?;
+    let mut said = vec![];
+    for requests in LONG {
+        let config = SuiteConfig { requests: Some(requests.to_vec()), every: 11, ..SuiteConfig::default() };
+        let report = run_suite_with(&**backend, cx, &CudaMemory, &config);
+        if !report.ok() {
+            return Err(report.to_string());
+        }
+        said.push(report.to_string());
+    }
+    Ok(said.join("\n"))
 }
 
 /// Every so many cells of a backend.

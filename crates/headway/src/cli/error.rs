@@ -76,6 +76,9 @@ pub enum CliError {
     /// Building kernel modules.
     #[error(transparent)]
     Build(#[from] headway_cuda::modules::build::BuildError),
+    /// Kernels in Triton.
+    #[error(transparent)]
+    Triton(#[from] headway_cuda::modules::triton::TritonError),
 }
 
 impl CliError {

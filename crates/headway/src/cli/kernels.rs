@@ -1,6 +1,7 @@
 //! `headway kernels`: modules of other projects' kernels, built from their packages, taken out of them, and listed.
 
 mod fetch;
+mod triton;
 
 use super::CliError;
 use clap::{Args, Subcommand, ValueEnum, builder::PossibleValue};
@@ -12,7 +13,11 @@ use headway_cuda::modules::{
     extension::{ExtensionEntry, try_extension},
 };
 use serde_json::json;
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 /// `headway kernels`.
 #[derive(Args, Debug)]
@@ -42,7 +47,12 @@ Needs the package of FlashInfer 0.7.4, TVM-FFI's headers (torch is not needed), 
 where the last two lines are what NVIDIA's toolkit has too. What was built is left as it is; an
 interrupted build goes on where it was.
 
+triton: headway's own kernels, for TRITON_ATTN. Needs python3 with Triton 3.6.0 and nothing else:
+  pip install triton==3.6.0
+One build serves layers with windows and sinks and without; a soft cap needs its own.
+
 Examples:
+  headway kernels build triton --head-size 64,128 --dtype bfloat16 --arch sm_90a
   headway kernels build flashinfer --head-size 128 --arch sm_90a
   headway kernels build flashinfer --head-size 64,128 --dtype bfloat16,float16 --arch sm_90a
   headway kernels build flashinfer --head-size 256 --arch sm_90a --sliding-window
@@ -50,7 +60,7 @@ Examples:
 struct BuildArgs {
     /// Whose kernels.
     project: Project,
-    /// Sizes of heads, separated by commas: 64, 128, 256.
+    /// Sizes of heads, separated by commas: 64, 128, 256 (triton: multiples of 8 up to 256).
     #[arg(long, value_name = "N", value_delimiter = ',')]
     head_size: Vec<usize>,
     /// Element types, separated by commas: bfloat16, float16.
@@ -108,7 +118,10 @@ struct ListArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Project {
+    /// FlashInfer's kernels, by nvcc.
     Flashinfer,
+    /// Headway's own kernels in Triton, by python3 with Triton.
+    Triton,
 }
 
 /// A kind of kernels, as users write it.
@@ -140,7 +153,9 @@ fn folder(given: Option<&PathBuf>) -> Result<PathBuf, CliError> {
 }
 
 fn make(a: &BuildArgs) -> Result<ExitCode, CliError> {
-    let Project::Flashinfer = a.project;
+    if let Project::Triton = a.project {
+        return triton::make(a);
+    }
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let options = BuildOptions {
         folder: folder(a.out.as_ref())?,
@@ -157,15 +172,16 @@ fn make(a: &BuildArgs) -> Result<ExitCode, CliError> {
     options.wants()?;
     let tools = Toolchain::find(&ToolchainOptions { packages: a.packages.clone(), nvcc: a.nvcc.clone() })?;
     let report = build(&options, &tools, &mut |line| note!("{line}"))?;
+    say(a, &options.folder, &report.built, &report.present)
+}
+
+/// What a build did.
+fn say(a: &BuildArgs, folder: &Path, built: &[PathBuf], present: &[PathBuf]) -> Result<ExitCode, CliError> {
     let mut out = std::io::stdout().lock();
     if a.json {
-        writeln!(
-            out,
-            "{}",
-            json!({"folder": options.folder, "built": report.built, "present": report.present})
-        )?;
+        writeln!(out, "{}", json!({"folder": folder, "built": built, "present": present}))?;
     } else {
-        for path in report.built.iter().chain(&report.present) {
+        for path in built.iter().chain(present) {
             writeln!(out, "{}", path.display())?;
         }
     }
@@ -178,6 +194,7 @@ fn list(a: &ListArgs) -> Result<ExitCode, CliError> {
     let faults: Vec<_> = folder.modules().iter().map(|m| checked(m).and_then(Result::err)).collect();
     let opened = |e: &ExtensionEntry| a.check.then(|| try_extension(&folder, e)).and_then(Result::err);
     let extensions: Vec<_> = folder.extensions().iter().map(opened).collect();
+    let compiled = triton::Listed::of(folder.path(), a.check)?;
     let mut out = std::io::stdout().lock();
     if a.json {
         let modules = folder.modules().iter().zip(&faults).map(|(m, fault)| {
@@ -195,8 +212,14 @@ fn list(a: &ListArgs) -> Result<ExitCode, CliError> {
             of
         });
         let (modules, fetched): (Vec<_>, Vec<_>) = (modules.collect(), fetched.collect());
-        writeln!(out, "{}", json!({"folder": folder.path(), "modules": modules, "extensions": fetched}))?;
-    } else if folder.modules().is_empty() && folder.extensions().is_empty() {
+        writeln!(
+            out,
+            "{}",
+            json!({
+                "folder": folder.path(), "modules": modules, "extensions": fetched, "triton": compiled.json(),
+            })
+        )?;
+    } else if folder.modules().is_empty() && folder.extensions().is_empty() && compiled.is_empty() {
         writeln!(
             out,
             "no modules in {}; headway kernels build --help and headway kernels fetch --help say how to get some",
@@ -210,10 +233,16 @@ fn list(a: &ListArgs) -> Result<ExitCode, CliError> {
         if !folder.extensions().is_empty() {
             writeln!(out, "{}", extension_table(folder.extensions()).trim_fmt())?;
         }
+        if !compiled.is_empty() {
+            writeln!(out, "{}", compiled.table().trim_fmt())?;
+        }
+        compiled.faults().try_for_each(|fault| writeln!(out, "{fault}"))?;
         faults.iter().flatten().try_for_each(|fault| writeln!(out, "{fault}"))?;
         extensions.iter().flatten().try_for_each(|fault| writeln!(out, "{fault}"))?;
     }
-    let fault = faults.iter().any(Option::is_some) || extensions.iter().any(Option::is_some);
+    let fault = faults.iter().any(Option::is_some)
+        || extensions.iter().any(Option::is_some)
+        || compiled.faults().next().is_some();
     Ok(if fault { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -136,7 +136,7 @@ fn what_is_missing_is_named_with_how_to_get_it() {
     ] {
         kernels(home.path(), &[&["build", "flashinfer"], args].concat()).refused(&[part]);
     }
-    kernels(home.path(), &["build", "triton"]).refused(&["flashinfer"]);
+    kernels(home.path(), &["build", "cutlass"]).refused(&["flashinfer", "triton"]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod explain;
 mod explain_start;
 mod generate;
 mod kernels;
+mod kernels_triton;
 mod pressure;
 mod serve;
 mod serve_load;

@@ -4,13 +4,12 @@
 use super::{CudaAttnConfig, rules::NAME};
 use crate::{
     CudaExec,
-    backends::common::refuse,
+    backends::common::{StepLimits, causal_flags, refuse, softmax_shape},
     kernels::attention::{Causality, FEW_ROWS, Planner, Request, Shape, Tile, USUAL_WAVES},
 };
 use headway_attention::{
-    AttentionError, BuilderPlan, Causal, CommonAttentionMetadata, GroupInfo, KvCacheSpec, MetadataBuilder,
-    Result, RuleBook,
-    group::kv::spec::{KvQuantMode, TokensPerState},
+    AttentionError, BuilderPlan, CommonAttentionMetadata, GroupInfo, MetadataBuilder, Result, RuleBook,
+    group::kv::spec::KvQuantMode,
 };
 use headway_tensor::{DType, Persistent, Tensor, View};
 use std::sync::Arc;
@@ -22,8 +21,7 @@ const USUAL_SLOTS: usize = 264;
 pub struct CudaAttnBuilder {
     shape: Shape,
     planner: Planner,
-    max_num_reqs: usize,
-    max_num_tokens: usize,
+    limits: StepLimits,
     list: Vec<Tile>,
     tiles: Persistent<Tile>,
     scratch: Arc<Scratch>,
@@ -65,32 +63,7 @@ pub struct CudaAttnMetadata {
 
 /// What the kernels are sized by, from the group.
 fn shape_of(group: &GroupInfo) -> Result<Shape> {
-    let attention = match &group.spec {
-        KvCacheSpec::Full(a) | KvCacheSpec::SlidingWindow { attention: a, .. } => a,
-        other => {
-            return Err(refuse(
-                NAME,
-                format!("a KV cache of {other:?}"),
-                "full and sliding-window caches of keys and values are",
-            ));
-        }
-    };
-    let plain = matches!(attention.quant, KvQuantMode::None | KvQuantMode::Fp8PerTensor)
-        && attention.tokens_per_state == TokensPerState::ONE
-        && attention.num_head_slots.is_none_or(|n| n == attention.num_kv_heads)
-        && attention.state_content_bytes.is_none()
-        && attention.chunk_mask.is_none()
-        && attention.cache_format.is_none()
-        && attention.head_size == attention.head_size_v;
-    if !plain {
-        return Err(refuse(
-            NAME,
-            "a packed, compressed or chunked KV cache, or values of another size than keys",
-            "keys and values of one token each, unquantised or as 8-bit floats with one scale, are",
-        ));
-    }
-    Shape::new(group.num_heads, attention.num_kv_heads, attention.head_size)
-        .map_err(|why| refuse(NAME, why, "choose another backend for these layers"))
+    softmax_shape(NAME, group, &[KvQuantMode::None, KvQuantMode::Fp8PerTensor])
 }
 
 fn planner(group: &GroupInfo, shape: &Shape, slots: usize) -> Planner {
@@ -110,14 +83,6 @@ fn planner(group: &GroupInfo, shape: &Shape, slots: usize) -> Planner {
     planner
 }
 
-/// The requests' causal flags, where they are on the device alone.
-fn flags(common: &CommonAttentionMetadata) -> Option<&View<u8>> {
-    match common.causal() {
-        Causal::PerRequest(v) if v.host().is_none() => Some(v),
-        _ => None,
-    }
-}
-
 /// The requests of a step as the planner takes them.
 fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Request> + Clone + '_> {
     let x = &common.inputs;
@@ -130,7 +95,7 @@ fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Req
             lengths.len()
         )));
     }
-    let on_device = flags(common).is_some();
+    let on_device = causal_flags(common).is_some();
     let of = move |(i, (w, &seq_len)): (usize, (&[i32], &i32))| Request {
         q_len: (w[1] - w[0]) as usize,
         seq_len: seq_len as usize,
@@ -144,23 +109,6 @@ fn requests(common: &CommonAttentionMetadata) -> Result<impl Iterator<Item = Req
 }
 
 impl CudaAttnBuilder {
-    fn check(&self, common: &CommonAttentionMetadata) -> Result<()> {
-        let x = &common.inputs;
-        if x.dcp_local_seq_lens.is_some() {
-            return Err(refuse(NAME, "decode context parallelism", "run without it"));
-        }
-        if x.mm_prefix_ranges.as_ref().is_some_and(|r| r.iter().any(|r| !r.is_empty())) {
-            return Err(refuse(NAME, "bidirectional multimodal prefixes", "choose another backend"));
-        }
-        if x.num_reqs > self.max_num_reqs || x.num_actual_tokens > self.max_num_tokens {
-            return Err(AttentionError::Inputs(format!(
-                "{} requests with {} new tokens; the group was built for {} with {}",
-                x.num_reqs, x.num_actual_tokens, self.max_num_reqs, self.max_num_tokens
-            )));
-        }
-        Ok(())
-    }
-
     fn metadata(&self, tiles: View<Tile>, common: &CommonAttentionMetadata) -> CudaAttnMetadata {
         let x = &common.inputs;
         CudaAttnMetadata {
@@ -170,7 +118,7 @@ impl CudaAttnBuilder {
             table_stride: common.block_table_stride,
             query_start_loc: x.query_start_loc.dev().clone(),
             seq_lens: x.seq_lens.clone(),
-            causal: flags(common).cloned(),
+            causal: causal_flags(common).cloned(),
             num_tokens: x.num_actual_tokens,
             scratch: Arc::clone(&self.scratch),
         }
@@ -216,8 +164,7 @@ impl MetadataBuilder for CudaAttnBuilder {
         Ok(Self {
             shape,
             planner,
-            max_num_reqs: group.max_num_reqs,
-            max_num_tokens: group.max_num_tokens,
+            limits: StepLimits::of(group),
             list: Vec::with_capacity(planner.max_tiles + 1),
             tiles: Persistent::new(cx, planner.max_tiles + 1)?,
             scratch: Arc::new(scratch),
@@ -225,7 +172,10 @@ impl MetadataBuilder for CudaAttnBuilder {
     }
 
     fn build(&mut self, cx: &CudaExec, common: &CommonAttentionMetadata) -> Result<CudaAttnMetadata> {
-        self.check(common)?;
+        self.limits.check(NAME, common)?;
+        if common.inputs.mm_prefix_ranges.as_ref().is_some_and(|r| r.iter().any(|r| !r.is_empty())) {
+            return Err(refuse(NAME, "bidirectional multimodal prefixes", "choose another backend"));
+        }
         let live = common.inputs.query_start_loc.host().last().map_or(0, |&t| t as usize);
         let padding = live..common.inputs.num_actual_tokens.max(live);
         self.planner.plan(requests(common)?, padding, &mut self.list).map_err(AttentionError::Inputs)?;

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     CudaExec,
     backends::common::{
-        cache_layout, cache_memory, expect_dtype, expect_window, expect_write, positive, refuse,
+        cache_layout, cache_memory, check_softmax, expect_dtype, expect_write, on_device, positive, refuse,
     },
     kernels::{
         Kernel,
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
-use headway_tensor::{DType, Persistent, TensorMut, View};
+use headway_tensor::{DType, TensorMut, View};
 use std::sync::{Arc, OnceLock};
 
 /// One layer of `CUDA_ATTN`.
@@ -62,8 +62,8 @@ impl CudaAttnLayer {
         let made = OnDevice {
             attention: kernel(cx, &self.shape, self.dtype, self.cache_dtype, plain)?,
             write: write_kernel(cx, self.shape.head_size, self.dtype, self.cache_dtype)?,
-            sinks: self.sinks.as_ref().map(|x| moved(cx, x)).transpose()?,
-            alibi_slopes: self.alibi_slopes.as_ref().map(|x| moved(cx, x)).transpose()?,
+            sinks: self.sinks.as_ref().map(|x| on_device(cx, x)).transpose()?,
+            alibi_slopes: self.alibi_slopes.as_ref().map(|x| on_device(cx, x)).transpose()?,
         };
         Ok(self.on_device.get_or_init(|| made))
     }
@@ -124,44 +124,18 @@ impl CudaAttnLayer {
     }
 }
 
-/// On the device, wherever it was given.
-fn moved(cx: &CudaExec, x: &View<f32>) -> Result<View<f32>> {
-    match x.host() {
-        None => Ok(x.clone()),
-        Some(host) => {
-            Ok(Persistent::new(cx, host.len())?.write(cx, host.len(), |to| to.copy_from_slice(host)))
-        }
-    }
-}
-
 impl AttentionImpl for CudaAttnLayer {
     fn new(a: &AttentionArgs<'_>, _: &CudaAttnConfig) -> Result<Self> {
-        if !matches!(a.dtype, DType::BF16 | DType::F16) {
-            return Err(refuse(NAME, format!("{} activations", a.dtype), "use bfloat16 or float16"));
-        }
+        check_softmax(NAME, a)?;
         let eight_bits = matches!(a.kv_cache_dtype, DType::F8E4M3 | DType::F8E5M2);
         if !eight_bits && a.kv_cache_dtype != a.dtype {
             let what = format!("a KV cache of {} with {} activations", a.kv_cache_dtype, a.dtype);
             return Err(refuse(NAME, what, "use the activations' type or an 8-bit float"));
         }
-        if a.head_size_v != a.head_size {
-            let what = format!("value heads of {} beside key heads of {}", a.head_size_v, a.head_size);
-            return Err(refuse(NAME, what, "both must be of one size"));
-        }
         if eight_bits {
             positive(NAME, "a key scale of", a.k_scale)?;
             positive(NAME, "a value scale of", a.v_scale)?;
         }
-        positive(NAME, "a score factor of", a.scale)?;
-        let given = [a.sinks.map(View::len), a.alibi_slopes.map(<[f32]>::len)];
-        if let Some(n) = given.into_iter().flatten().find(|&n| n != a.num_heads) {
-            let what = format!("sinks or ALiBi slopes for {n} heads of {}", a.num_heads);
-            return Err(refuse(NAME, what, "give one for each query head"));
-        }
-        if let Some(cap) = a.logit_soft_cap {
-            positive(NAME, "a soft cap of", cap)?;
-        }
-        expect_window(NAME, a.sliding_window)?;
         Ok(Self {
             shape: Shape::new(a.num_heads, a.num_kv_heads, a.head_size)
                 .map_err(|why| refuse(NAME, why, "choose another backend for this layer"))?,

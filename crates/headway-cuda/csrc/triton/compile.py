@@ -1,0 +1,83 @@
+"""Compiles the forms that standard input lists, without a GPU, and answers with what each launch needs.
+
+Standard input: {"triton": version, "arch": 90, "shared": bytes a block may have, "out": folder, "forms": [{"name",
+"kernel", "dtype", "constants", "num_warps", "num_stages"}]}. Standard output: {"triton": version, "forms": [{"name",
+"function", "shared", "num_warps", "num_stages", "num_ctas", "global_scratch", "profile_scratch", "arguments"}]}; the
+folder gets NAME.cubin.
+"""
+
+import json
+import pathlib
+import sys
+
+import triton
+
+wanted = json.load(sys.stdin)
+if triton.__version__ != wanted["triton"]:
+    # Before anything of it is used: what is below may not be there.
+    print(json.dumps({"triton": triton.__version__, "forms": []}))
+    sys.exit()
+
+import attention
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+# Arguments by their type, and what they are multiples of.
+POINTERS = {
+    "out": "T", "q": "T", "cache": "T", "block_table": "i32", "query_start_loc": "i32", "seq_lens": "i32",
+    "causal_flags": "u8", "sinks": "fp32", "part_out": "fp32", "part_sums": "fp32",
+}
+TYPES = {"block_stride": "i64", "head_stride": "i64", "reciprocal": "u32", "scale": "fp32", "cap": "fp32"}
+STRIDES = ("out_token", "out_head", "q_token", "q_head", "block_stride", "token_stride", "head_stride", "v_offset")
+
+
+def source(form):
+    kernel = getattr(attention, form["kernel"])
+    constants, signature, attrs = form["constants"], {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in POINTERS:
+            signature[name] = "*" + POINTERS[name].replace("T", form["dtype"])
+            if name not in ("causal_flags", "sinks"):
+                attrs[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = TYPES.get(name, "i32")
+            if name in STRIDES:
+                # 16 bytes.
+                attrs[(i,)] = [["tt.divisibility", 8]]
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
+
+
+def compile_form(form):
+    target = GPUTarget("cuda", wanted["arch"], 32)
+    stages = form["num_stages"]
+    while True:
+        options = {"num_warps": form["num_warps"], "num_stages": stages}
+        made = triton.compile(source(form), target=target, options=options)
+        if made.metadata.shared <= wanted["shared"] or stages == 1:
+            break
+        stages -= 1
+    m = made.metadata
+    out = pathlib.Path(wanted["out"])
+    (out / (form["name"] + ".cubin")).write_bytes(made.asm["cubin"])
+    signature = [t for t in source(form).signature.values() if t != "constexpr"]
+    return {
+        "name": form["name"],
+        "function": m.name,
+        "shared": m.shared,
+        "num_warps": m.num_warps,
+        "num_stages": stages,
+        "num_ctas": m.num_ctas,
+        "global_scratch": m.global_scratch_size,
+        "profile_scratch": m.profile_scratch_size,
+        # Both scratch areas' addresses follow the arguments of the source.
+        "arguments": signature + ["scratch", "scratch"],
+    }
+
+
+forms = []
+for form in wanted["forms"]:
+    print(form["name"], file=sys.stderr, flush=True)
+    forms.append(compile_form(form))
+print(json.dumps({"triton": triton.__version__, "forms": forms}))

@@ -1,0 +1,271 @@
+//! From `csrc/triton/` to a folder of kernels: the user's `python3`, with Triton, compiles what is not there. No GPU and no
+//! torch is needed, and nothing of Python afterwards.
+
+use super::{
+    COMPILE, Form, FormKind, KERNELS, TRITON, TritonEntry, TritonError, TritonFolder, TritonWant, cubin,
+    recipe,
+};
+use crate::{device::shared_per_block, modules::folder::sha256};
+use serde::Deserialize;
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// The largest head.
+const MAX_HEAD: usize = 256;
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct TritonBuild {
+    /// The folder of kernels; made where it is not there.
+    pub folder: PathBuf,
+    /// Heads' sizes.
+    pub head_sizes: Vec<usize>,
+    /// Element types: `bfloat16`, `float16`.
+    pub dtypes: Vec<String>,
+    /// The architecture (`sm_90a`).
+    pub arch: String,
+    /// With a cap on the scores.
+    pub soft_cap: bool,
+    /// A folder of Python packages; `None`: where `python3` finds them.
+    pub packages: Option<PathBuf>,
+}
+
+/// What a build did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TritonReport {
+    /// Files that were built.
+    pub built: Vec<PathBuf>,
+    /// Files that were there.
+    pub present: Vec<PathBuf>,
+}
+
+impl TritonBuild {
+    /// Every kernel that is asked for.
+    ///
+    /// # Errors
+    /// A head size, type or architecture that there is no kernel for; nothing asked for.
+    pub fn forms(&self) -> Result<Vec<Form<'_>>, TritonError> {
+        let ask = |what: String| Err(TritonError::Asked(what));
+        if let Some(n) = self.head_sizes.iter().find(|&&n| n == 0 || n > MAX_HEAD || n % 8 != 0) {
+            return ask(format!("head size {n}: multiples of 8 up to {MAX_HEAD} are supported"));
+        }
+        if let Some(d) = self.dtypes.iter().find(|d| !["bfloat16", "float16"].contains(&d.as_str())) {
+            return ask(format!("dtype {d}: kernels are built for bfloat16 and float16"));
+        }
+        capability(&self.arch)?;
+        if self.head_sizes.is_empty() {
+            return ask("nothing: give --head-size".into());
+        }
+        let of = |&head_size: &usize, dtype| {
+            let want = TritonWant { dtype, head_size, soft_cap: self.soft_cap, arch: Some(&self.arch) };
+            FormKind::ALL.map(|kind| want.form(kind))
+        };
+        Ok(self.dtypes.iter().flat_map(|d| self.head_sizes.iter().flat_map(move |n| of(n, d))).collect())
+    }
+}
+
+/// The number of an architecture as Triton counts them, and the bytes of shared memory that a block has on it; what is
+/// not known yet has as much as the least of those that are.
+fn capability(arch: &str) -> Result<(u32, usize), TritonError> {
+    let number: Option<u32> =
+        arch.strip_prefix("sm_").map(|n| n.trim_end_matches(['a', 'f'])).and_then(|n| n.parse().ok());
+    match number {
+        Some(n) if n >= 80 => Ok((n, shared_per_block((n / 10, n % 10)).unwrap_or(99 << 10))),
+        _ => Err(TritonError::Asked(format!(
+            "architecture {arch}: write it as sm_90a; sm_80 is the first that will do"
+        ))),
+    }
+}
+
+/// A form as `compile.py` answers.
+#[derive(Debug, Deserialize)]
+struct Compiled {
+    name: String,
+    function: String,
+    shared: u32,
+    num_warps: u32,
+    num_stages: u32,
+    num_ctas: u32,
+    global_scratch: u64,
+    profile_scratch: u64,
+    arguments: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    triton: String,
+    forms: Vec<Compiled>,
+}
+
+/// Builds what is asked for and not there. `say` gets a line for each thing done.
+///
+/// # Errors
+/// What is missing, or what Triton says.
+pub fn build_triton(options: &TritonBuild, say: &mut dyn FnMut(String)) -> Result<TritonReport, TritonError> {
+    let forms = options.forms()?;
+    fs::create_dir_all(&options.folder).map_err(|e| TritonError::file(&options.folder, &e))?;
+    // Builds of one folder take turns: the second finds what the first has built.
+    let lock = options.folder.join(".triton.lock");
+    let turn = fs::File::create(&lock).map_err(|e| TritonError::file(&lock, &e))?;
+    if turn.try_lock().is_err() {
+        say(format!("another build in {} is under way; waiting for its end", options.folder.display()));
+        turn.lock().map_err(|e| TritonError::file(&lock, &e))?;
+    }
+    let mut folder = TritonFolder::open(&options.folder)?;
+    let mut report = TritonReport::default();
+    let mut missing = vec![];
+    for form in forms {
+        match folder.find(&form, Some(&options.arch)).filter(|e| folder.code(e, None).is_ok()) {
+            Some(entry) => {
+                say(format!("{} is there", entry.file));
+                report.present.push(options.folder.join(&entry.file));
+            }
+            None => missing.push(form),
+        }
+    }
+    if missing.is_empty() {
+        return Ok(report);
+    }
+    let work = tempfile::Builder::new().prefix(".triton-").tempdir_in(&options.folder);
+    let work = work.map_err(|e| TritonError::file(&options.folder, &e))?;
+    say(format!("compiling {} kernels for {} with Triton {TRITON}", missing.len(), options.arch));
+    let answer = compile(options, &missing, work.path())?;
+    let mut entries = vec![];
+    for form in &missing {
+        let entry = finish(options, form, &answer, work.path())?;
+        say(format!("{}: {} bytes, {} bytes of shared memory", entry.file, entry.bytes, entry.shared));
+        report.built.push(options.folder.join(&entry.file));
+        entries.push(entry);
+    }
+    folder.put(entries)?;
+    Ok(report)
+}
+
+/// Runs Python on the missing forms.
+fn compile(options: &TritonBuild, missing: &[Form<'_>], work: &Path) -> Result<Answer, TritonError> {
+    // Triton reads the text of a kernel where it was imported from.
+    for (name, text) in [("attention.py", KERNELS), ("compile.py", COMPILE)] {
+        let to = work.join(name);
+        fs::write(&to, text).map_err(|e| TritonError::file(&to, &e))?;
+    }
+    let (arch, shared) = capability(&options.arch)?;
+    let orders: Vec<_> = missing.iter().map(|f| f.order(&options.arch)).collect();
+    let order = serde_json::json!({
+        "triton": TRITON, "arch": arch, "shared": shared, "out": work, "forms": orders,
+    });
+    let mut python = Command::new("python3");
+    python.arg(work.join("compile.py")).env("TRITON_CACHE_DIR", work.join("cache"));
+    // Lines of a source that is gone when the kernel runs.
+    python.env_remove("TRITON_INTERPRET").env("TRITON_DISABLE_LINE_INFO", "1");
+    if let Some(packages) = &options.packages {
+        python.env("PYTHONPATH", packages);
+    }
+    let lacking = |what: &str, words: String| TritonError::Lacking { what: what.into(), words };
+    let pipes = python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = pipes.map_err(|e| lacking("python3", e.to_string()))?;
+    if let Some(mut to) = child.stdin.take() {
+        // A Python that ended early says why on its own.
+        let _ = to.write_all(order.to_string().as_bytes());
+    }
+    let out = child.wait_with_output().map_err(|e| lacking("python3", e.to_string()))?;
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    if !out.status.success() {
+        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it said nothing").to_owned();
+        if last.contains("No module named 'triton'") {
+            return Err(lacking("the Python package triton", last));
+        }
+        let form = said.lines().rev().find(|l| l.starts_with("triton-")).unwrap_or("its start");
+        return Err(TritonError::Compiler { form: form.into(), words: last });
+    }
+    let answer: Answer = serde_json::from_slice(&out.stdout)
+        .map_err(|e| TritonError::Compiler { form: "its answer".into(), words: e.to_string() })?;
+    if answer.triton != TRITON {
+        let at = options.packages.as_ref().map_or("python3".into(), |p| p.display().to_string());
+        return Err(TritonError::Version { at, found: answer.triton });
+    }
+    Ok(answer)
+}
+
+/// Checks what was compiled, and moves it to its place.
+fn finish(
+    options: &TritonBuild,
+    form: &Form<'_>,
+    answer: &Answer,
+    work: &Path,
+) -> Result<TritonEntry, TritonError> {
+    let name = form.name(&options.arch);
+    let refuse = |why: String| TritonError::Launch { form: name.clone(), why };
+    let made = answer.forms.iter().find(|f| f.name == name);
+    let made = made.ok_or_else(|| refuse("Triton did not answer for it".into()))?;
+    let (_, most) = capability(&options.arch)?;
+    for (wrong, why) in [
+        (made.num_ctas != 1, format!("clusters of {} blocks", made.num_ctas)),
+        (made.global_scratch + made.profile_scratch > 0, "scratch memory".into()),
+        (made.shared as usize > most, format!("{} bytes of shared memory of {most}", made.shared)),
+        (made.function != form.kind.function(), format!("a function {}", made.function)),
+        (made.arguments != form.arguments(), format!("arguments ({})", made.arguments.join(", "))),
+    ] {
+        if wrong {
+            return Err(refuse(why));
+        }
+    }
+    let file = format!("{name}.cubin");
+    let (from, to) = (work.join(&file), options.folder.join(&file));
+    let bytes = fs::read(&from).map_err(|e| TritonError::file(&from, &e))?;
+    cubin::check(&bytes, &made.function).map_err(refuse)?;
+    fs::rename(&from, &to).map_err(|e| TritonError::file(&to, &e))?;
+    Ok(TritonEntry {
+        file,
+        function: made.function.clone(),
+        kind: form.kind,
+        dtype: form.dtype.into(),
+        head_size: form.head_size,
+        soft_cap: form.soft_cap,
+        arch: options.arch.clone(),
+        rows: form.rows(),
+        keys: form.keys(),
+        num_warps: made.num_warps,
+        num_stages: made.num_stages,
+        shared: made.shared,
+        arguments: made.arguments.clone(),
+        triton: answer.triton.clone(),
+        recipe: recipe(),
+        bytes: bytes.len() as u64,
+        sha256: sha256(&bytes),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> TritonBuild {
+        TritonBuild {
+            folder: PathBuf::new(),
+            head_sizes: vec![64],
+            dtypes: vec!["bfloat16".into()],
+            arch: "sm_90a".into(),
+            soft_cap: false,
+            packages: None,
+        }
+    }
+
+    #[test]
+    fn what_there_are_no_kernels_for_is_refused() {
+        assert_eq!(options().forms().unwrap().len(), 4);
+        let refused = |o: TritonBuild, what: &str| {
+            let e = o.forms().unwrap_err().to_string();
+            assert!(e.contains(what), "{e}");
+        };
+        refused(TritonBuild { head_sizes: vec![12], ..options() }, "head size 12: multiples of 8");
+        refused(TritonBuild { head_sizes: vec![264], ..options() }, "up to 256");
+        refused(TritonBuild { head_sizes: vec![], ..options() }, "give --head-size");
+        refused(TritonBuild { dtypes: vec!["float32".into()], ..options() }, "dtype float32");
+        refused(TritonBuild { arch: "sm_75".into(), ..options() }, "sm_80 is the first");
+        refused(TritonBuild { arch: "hopper".into(), ..options() }, "write it as sm_90a");
+    }
+}

@@ -1,0 +1,123 @@
+//! `triton.json`: the compiled Triton kernels of a folder, and what each launch needs.
+
+use super::{Form, FormKind, TRITON, TritonError, recipe};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The manifest's file name.
+pub const TRITON_MANIFEST: &str = "triton.json";
+/// The form of the manifest.
+const FORM: u32 = 1;
+
+/// A compiled kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TritonEntry {
+    /// Its file, in the folder.
+    pub file: String,
+    /// The function.
+    pub function: String,
+    /// What it does.
+    pub kind: FormKind,
+    /// Element type: `bfloat16`, `float16`.
+    pub dtype: String,
+    /// Elements of a head.
+    pub head_size: usize,
+    /// Compiled with a cap on the scores.
+    pub soft_cap: bool,
+    /// The architecture (`sm_90a`).
+    pub arch: String,
+    /// Rows of a tile.
+    pub rows: usize,
+    /// Keys of a step.
+    pub keys: usize,
+    /// Warps of a block.
+    pub num_warps: u32,
+    /// Stages of the pipeline.
+    pub num_stages: u32,
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    /// Arguments in their order, as Triton writes types; two scratch areas' addresses are the last.
+    pub arguments: Vec<String>,
+    /// Triton's version.
+    pub triton: String,
+    /// [`recipe`] when it was built.
+    pub recipe: String,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// SHA-256 of the file, in hexadecimal digits.
+    pub sha256: String,
+}
+
+impl TritonEntry {
+    /// What it is compiled for.
+    pub fn form(&self) -> Form<'_> {
+        Form { kind: self.kind, dtype: &self.dtype, head_size: self.head_size, soft_cap: self.soft_cap }
+    }
+
+    /// Whether this is what is asked for, made of this headway's sources.
+    pub fn is(&self, form: &Form<'_>, arch: Option<&str>) -> bool {
+        self.form() == *form
+            && arch.is_none_or(|a| a == self.arch)
+            && (self.rows, self.keys) == (form.rows(), form.keys())
+            && self.triton == TRITON
+            && self.recipe == recipe()
+    }
+}
+
+/// A folder's kernels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TritonManifest {
+    /// The form of this file.
+    pub format: u32,
+    /// The kernels.
+    pub kernels: Vec<TritonEntry>,
+}
+
+impl Default for TritonManifest {
+    fn default() -> Self {
+        Self { format: FORM, kernels: vec![] }
+    }
+}
+
+impl TritonManifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// Text that is none; another form; a file name that leads out of the folder; a launch that no device takes.
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self, TritonError> {
+        let wrong = |why: String| TritonError::Manifest { path: path.to_owned(), why };
+        let value: serde_json::Value =
+            serde_json::from_slice(text).map_err(|e| wrong(format!("not JSON: {e}")))?;
+        match value.get("format").and_then(serde_json::Value::as_u64) {
+            Some(f) if f == u64::from(FORM) => {}
+            Some(f) => return Err(wrong(format!("of form {f}, and this headway reads form {FORM}"))),
+            None => return Err(wrong("not a manifest of kernels: it has no number \"format\"".into())),
+        }
+        let manifest: Self = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
+        let plain = |f: &str| !f.is_empty() && !f.starts_with('.') && !f.contains(['/', '\\', '\0']);
+        for k in &manifest.kernels {
+            if !plain(&k.file) {
+                return Err(wrong(format!("{:?} is no file name", k.file)));
+            }
+            if !(1..=32).contains(&k.num_warps) || k.shared > 256 << 10 {
+                let (warps, shared) = (k.num_warps, k.shared);
+                return Err(wrong(format!("{}: {warps} warps with {shared} bytes of shared memory", k.file)));
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// As text.
+    pub fn write(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    /// Puts an entry in place of what was built for the same.
+    pub fn put(&mut self, entry: TritonEntry) {
+        self.kernels.retain(|k| k.file != entry.file);
+        self.kernels.push(entry);
+        self.kernels.sort_by(|a, b| a.file.cmp(&b.file));
+    }
+}

@@ -1,0 +1,235 @@
+//! Folders of compiled Triton kernels that are not what they should be. Needs neither a device nor Triton; where
+//! `HEADWAY_TEST_TRITON` names a folder of Python packages with Triton, kernels are compiled for three generations.
+
+use headway_cuda::modules::triton::{
+    FormKind, TRITON, TRITON_MANIFEST, TritonBuild, TritonEntry, TritonError, TritonFolder, TritonManifest,
+    TritonWant, build_triton, recipe,
+};
+use std::{fs, path::Path};
+
+const WANT: TritonWant<'_> = TritonWant { dtype: "bfloat16", head_size: 64, soft_cap: false, arch: None };
+
+/// A file as a compiler leaves it, as far as it is checked: a header, a table of symbols, their names.
+fn cubin(machine: u16, function: &str) -> Vec<u8> {
+    let mut names = b"\0".to_vec();
+    names.extend(function.as_bytes());
+    names.push(0);
+    // No symbol, and the function.
+    let mut symbols = vec![0; 48];
+    symbols[24] = 1;
+    symbols[28] = 0x12;
+    let (symbols_at, names_at) = (64u64, 64 + 48);
+    let table = names_at + names.len() as u64;
+    let mut file = vec![0; 64];
+    file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    file[16..20].copy_from_slice(&[2, 0, machine as u8, (machine >> 8) as u8]);
+    file[40..48].copy_from_slice(&table.to_le_bytes());
+    file[58..62].copy_from_slice(&[64, 0, 3, 0]);
+    file.extend(symbols);
+    file.extend(&names);
+    let mut section = |kind: u32, at: u64, len: u64, link: u32| {
+        let mut header = [0; 64];
+        header[4..8].copy_from_slice(&kind.to_le_bytes());
+        header[24..32].copy_from_slice(&at.to_le_bytes());
+        header[32..40].copy_from_slice(&len.to_le_bytes());
+        header[40..44].copy_from_slice(&link.to_le_bytes());
+        file.extend(header);
+    };
+    section(0, 0, 0, 0);
+    section(2, symbols_at, 48, 2);
+    section(3, names_at, names.len() as u64, 0);
+    file
+}
+
+fn sum(bytes: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A kernel's file in a folder, and its entry.
+fn kernel(folder: &Path, kind: FormKind, code: &[u8]) -> TritonEntry {
+    let form = WANT.form(kind);
+    let file = form.name("sm_90a") + ".cubin";
+    fs::write(folder.join(&file), code).unwrap();
+    TritonEntry {
+        file,
+        function: kind.function().into(),
+        kind,
+        dtype: "bfloat16".into(),
+        head_size: 64,
+        soft_cap: false,
+        arch: "sm_90a".into(),
+        rows: form.rows(),
+        keys: form.keys(),
+        num_warps: 4,
+        num_stages: 3,
+        shared: 4096,
+        arguments: form.arguments(),
+        triton: TRITON.into(),
+        recipe: recipe(),
+        bytes: code.len() as u64,
+        sha256: sum(code),
+    }
+}
+
+/// What opening a kernel says after `change`.
+fn refused(code: &[u8], change: impl FnOnce(&Path, &mut TritonEntry), arch: Option<&str>) -> TritonError {
+    let dir = tempfile::tempdir().unwrap();
+    let mut entry = kernel(dir.path(), FormKind::FewRows, code);
+    change(&dir.path().join(entry.file.clone()), &mut entry);
+    let manifest = TritonManifest { kernels: vec![entry.clone()], ..TritonManifest::default() };
+    fs::write(dir.path().join(TRITON_MANIFEST), manifest.write()).unwrap();
+    let folder = TritonFolder::open(dir.path()).unwrap();
+    let e = folder.code(&entry, arch).unwrap_err();
+    // Every error names the file, by its whole path.
+    assert!(e.to_string().contains(&dir.path().join(&entry.file).display().to_string()), "{e}");
+    e
+}
+
+fn says(e: &TritonError, parts: &[&str]) {
+    let text = e.to_string();
+    assert!(parts.iter().all(|p| text.contains(p)), "{text}");
+}
+
+#[test]
+fn a_kernel_that_is_what_its_entry_says_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let kernels = FormKind::ALL.map(|kind| kernel(dir.path(), kind, &cubin(190, kind.function())));
+    let manifest = TritonManifest { kernels: kernels.into(), ..TritonManifest::default() };
+    fs::write(dir.path().join(TRITON_MANIFEST), manifest.write()).unwrap();
+    let folder = TritonFolder::open(dir.path()).unwrap();
+    assert!(folder.has(&TritonWant { arch: Some("sm_90a"), ..WANT }));
+    for other in [
+        TritonWant { arch: Some("sm_80"), ..WANT },
+        TritonWant { head_size: 128, ..WANT },
+        TritonWant { dtype: "float16", ..WANT },
+        TritonWant { soft_cap: true, ..WANT },
+    ] {
+        assert!(!folder.has(&other), "{other:?}");
+    }
+    for entry in folder.kernels() {
+        assert_eq!(folder.code(entry, Some("sm_90a")).unwrap(), cubin(190, entry.kind.function()));
+    }
+}
+
+#[test]
+fn files_that_are_not_what_the_manifest_says() {
+    let right = cubin(190, "paged_attention");
+    let e = refused(&right, |path, _| fs::remove_file(path).unwrap(), None);
+    assert!(matches!(e, TritonError::Missing { .. }), "{e}");
+    let e = refused(&right, |path, _| fs::write(path, &right[..100]).unwrap(), None);
+    assert!(matches!(e, TritonError::Length { .. }), "{e}");
+    says(&e, &["cut off", "headway kernels build triton"]);
+    let flip = |path: &Path, _: &mut TritonEntry| {
+        let mut bytes = right.clone();
+        bytes[63] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let e = refused(&right, flip, None);
+    assert!(matches!(e, TritonError::Hash { .. }), "{e}");
+    // Cut off before the manifest was written, anywhere.
+    for len in 0..right.len() {
+        let e = refused(&right[..len], |_, _| {}, None);
+        assert!(matches!(e, TritonError::NotCubin { .. }), "{len}: {e}");
+    }
+    let e = refused(&cubin(190, "another_function"), |_, _| {}, None);
+    says(&e, &["it has no function paged_attention", "build it again"]);
+    says(&refused(&cubin(62, "paged_attention"), |_, _| {}, None), &["not for NVIDIA's devices"]);
+    says(&refused(b"#!/bin/sh", |_, _| {}, None), &["no ELF header"]);
+    // Offsets that no file could hold.
+    let mut wild = right.clone();
+    wild[40..48].fill(0xff);
+    says(&refused(&wild, |_, _| {}, None), &["cut off"]);
+    let mut wild = right.clone();
+    let at = right.len() - 128 + 32;
+    wild[at..at + 8].fill(0xff);
+    says(&refused(&wild, |_, _| {}, None), &["cut off"]);
+}
+
+#[test]
+fn kernels_for_others() {
+    let right = cubin(190, "paged_attention");
+    let e = refused(&right, |_, _| {}, Some("sm_80"));
+    assert!(matches!(e, TritonError::Arch { .. }), "{e}");
+    says(&e, &["compiled for sm_90a", "--arch sm_80"]);
+    // An entry that is changed names another file.
+    for change in [
+        (|e| e.head_size = 128) as fn(&mut TritonEntry),
+        |e| e.dtype = "float16".into(),
+        |e| e.soft_cap = true,
+        |e| e.kind = FormKind::ManyRows,
+        |e| e.arch = "sm_100a".into(),
+    ] {
+        let e = refused(&right, |_, entry| change(entry), None);
+        assert!(matches!(e, TritonError::Name { .. }), "{e}");
+        says(&e, &["the manifest's entry is of triton-", "headway kernels build triton"]);
+    }
+    let e = refused(&right, |_, entry| entry.triton = "3.4.0".into(), None);
+    assert!(matches!(e, TritonError::Version { .. }), "{e}");
+    says(&e, &["Triton 3.4.0", "triton==3.6.0"]);
+    // Without the scratch areas of later versions; another function.
+    let e = refused(&right, |_, entry| drop(entry.arguments.pop()), None);
+    assert!(matches!(e, TritonError::Arguments { .. }), "{e}");
+    let e = refused(&right, |_, entry| entry.function = "merge_parts".into(), None);
+    assert!(matches!(e, TritonError::Arguments { .. }), "{e}");
+}
+
+#[test]
+fn manifests_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(TritonFolder::open(dir.path()).unwrap().kernels(), []);
+    let entry = kernel(dir.path(), FormKind::Merge, b"");
+    let with = |change: &dyn Fn(&mut TritonEntry)| {
+        let mut changed = entry.clone();
+        change(&mut changed);
+        TritonManifest { kernels: vec![changed], ..TritonManifest::default() }.write()
+    };
+    for (text, part) in [
+        (String::new(), "not JSON"),
+        ("[]".into(), "no number \"format\""),
+        (r#"{"format": 2, "kernels": []}"#.into(), "of form 2"),
+        (r#"{"format": 1, "kernels": [{}]}"#.into(), "missing field"),
+        (r#"{"format": 1, "kernels": [], "more": 1}"#.into(), "unknown field"),
+        (with(&|e| e.file = "../x.cubin".into()), "no file name"),
+        (with(&|e| e.file = "/x.cubin".into()), "no file name"),
+        (with(&|e| e.num_warps = 64), "64 warps"),
+        (with(&|e| e.shared = u32::MAX), "bytes of shared memory"),
+    ] {
+        let file = dir.path().join(TRITON_MANIFEST);
+        fs::write(&file, text).unwrap();
+        let e = TritonFolder::open(dir.path()).unwrap_err();
+        assert!(matches!(&e, TritonError::Manifest { path, .. } if *path == file), "{e}");
+        says(&e, &[part, "headway kernels build triton"]);
+    }
+}
+
+#[test]
+fn triton_compiles_the_kernels_for_every_generation() {
+    let Some(packages) = std::env::var_os("HEADWAY_TEST_TRITON") else {
+        println!("not run: HEADWAY_TEST_TRITON names no folder of packages with Triton {TRITON}");
+        return;
+    };
+    for (arch, head_size, dtype, soft_cap) in [
+        ("sm_80", 40, "float16", true),
+        ("sm_90a", 128, "bfloat16", false),
+        ("sm_100a", 256, "bfloat16", true),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = TritonBuild {
+            folder: dir.path().join("made when needed"),
+            head_sizes: vec![head_size],
+            dtypes: vec![dtype.into()],
+            arch: arch.into(),
+            soft_cap,
+            packages: Some(packages.clone().into()),
+        };
+        let report = build_triton(&options, &mut |line| println!("{line}")).unwrap();
+        assert_eq!((report.built.len(), report.present.len()), (4, 0));
+        let folder = TritonFolder::open(&options.folder).unwrap();
+        assert!(folder.has(&TritonWant { dtype, head_size, soft_cap, arch: Some(arch) }));
+        folder.kernels().iter().for_each(|k| drop(folder.code(k, Some(arch)).unwrap()));
+        // What is there is left.
+        let again = build_triton(&options, &mut |_| {}).unwrap();
+        assert_eq!((again.built.len(), again.present.len()), (0, 4));
+    }
+}

@@ -18,6 +18,20 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def find_request(query_start_loc, tile, num_reqs, group, M: tl.constexpr):
+    """The request that a tile is of; `num_reqs`: what lies behind the last."""
+    request = 0
+    after = num_reqs + 1
+    while after - request > 1:
+        middle = (request + after) // 2
+        if tl.load(query_start_loc + middle) * group // M + middle <= tile:
+            request = middle
+        else:
+            after = middle
+    return request
+
+
+@triton.jit
 def some_keys(
     acc, top, total, q, cache, table, low, high, begin, end, first_key, last_key,
     block_stride, token_stride, v_offset, block_size, reciprocal, scale, cap,
@@ -81,14 +95,7 @@ def paged_attention(
     pointer is null. `PARTS`: the third axis of the grid divides the keys, and `merge_parts` adds up."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    request = 0
-    after = num_reqs + 1
-    while after - request > 1:
-        middle = (request + after) // 2
-        if tl.load(query_start_loc + middle) * group // M + middle <= tile:
-            request = middle
-        else:
-            after = middle
+    request = find_request(query_start_loc, tile, num_reqs, group, M)
     start = tl.load(query_start_loc + request)
     row0 = (tile - start * group // M - request) * M
     stop = num_tokens
@@ -165,9 +172,11 @@ def paged_attention(
     if PARTS:
         heads = tl.num_programs(1) * group
         at = (part * num_tokens + start + token).to(tl.int64) * heads + head
-        tl.store(part_out + at[:, None] * HEAD + d[None, :], acc, mask=here)
         tl.store(part_sums + at * 2, top, mask=live)
         tl.store(part_sums + at * 2 + 1, total, mask=live)
+        # A part without keys leaves sums alone.
+        if my_begin < my_end:
+            tl.store(part_out + at[:, None] * HEAD + d[None, :], acc, mask=here)
     else:
         if sinks.to(tl.int64) != 0:
             sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2E
@@ -196,9 +205,8 @@ def merge_parts(
     at = (part * num_tokens + token).to(tl.int64) * heads + head
     top = tl.load(part_sums + at * 2, mask=part < parts, other=float("-inf"))
     total = tl.load(part_sums + at * 2 + 1, mask=part < parts, other=0.0)
-    acc = tl.load(
-        part_out + at[:, None] * HEAD + d[None, :], mask=(part < parts)[:, None] & (d < HEAD)[None, :], other=0.0
-    )
+    some = top != float("-inf")
+    acc = tl.load(part_out + at[:, None] * HEAD + d[None, :], mask=some[:, None] & (d < HEAD)[None, :], other=0.0)
     most = tl.max(top, 0)
     sink = float("-inf")
     if sinks.to(tl.int64) != 0:

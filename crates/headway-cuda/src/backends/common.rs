@@ -5,8 +5,8 @@ use crate::{
     kernels::{attention::Shape, cache::CacheLayout},
 };
 use headway_attention::{
-    AttentionArgs, AttentionError, Causal, CommonAttentionMetadata, GroupInfo, KvBuf, KvCacheSpec, KvMut, Qkv,
-    Result,
+    AttentionArgs, AttentionError, Causal, CommonAttentionMetadata, GroupInfo, KvBuf, KvCacheSpec, KvMut,
+    Qkv, Result,
     group::kv::{
         layout::KvCacheLayout,
         spec::{KvQuantMode, TokensPerState},

@@ -169,9 +169,15 @@ fn triton_long(cx: &CudaExec) -> Outcome {
     let backends = backends().map_err(|e| e.to_string())?;
     let backend = backends.iter().find(|b| b.rules().name == "TRITON_ATTN");
     let backend = backend.ok_or_else(|| "TRITON_ATTN is not registered".to_owned())?;
+    let (major, minor) = cx.info().capability;
     let mut said = vec![];
     for requests in LONG {
-        let config = SuiteConfig { requests: Some(requests.to_vec()), every: 11, ..SuiteConfig::default() };
+        let config = SuiteConfig {
+            requests: Some(requests.to_vec()),
+            every: 11,
+            compute_capability: Some(ComputeCapability(major, minor)),
+            ..SuiteConfig::default()
+        };
         let report = run_suite_with(&**backend, cx, &CudaMemory, &config);
         if !report.ok() {
             return Err(report.to_string());

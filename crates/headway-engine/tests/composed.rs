@@ -10,10 +10,13 @@ use headway_cpu::{
 };
 use headway_engine::{EngineOptions, LlmEngine};
 use headway_testkit::{
-    golden::{check::Compute, walk::Table},
+    golden::{
+        check::Compute,
+        walk::{Generates, Prompt, Table},
+    },
     testdata,
 };
-use support::options;
+use support::{UnderTest, options};
 
 /// `CPU_ATTN` in blocks of 32, with decodes of at most `MOST` new tokens; 0: of any number.
 enum Second<const MOST: usize> {}
@@ -37,11 +40,28 @@ impl<const MOST: usize> AttentionBackend for Second<MOST> {
     }
 }
 
+/// `CPU_ATTN` without its last step.
+enum Unfused {}
+
+impl AttentionBackend for Unfused {
+    const CONTRACT: u32 = 1;
+    type Exec = CpuExec;
+    type Kind = Standard;
+    type Config = CpuAttnConfig;
+    type Builder = CpuAttnBuilder;
+    type Impl = CpuAttnLayer;
+
+    fn rules() -> RuleBook {
+        RuleBook { name: "UNFUSED".into(), output_quants: vec![], ..CpuAttn::rules() }
+    }
+}
+
 fn composed(name: &str, o: EngineOptions) -> EngineOptions {
     let mut registry = Registry::default();
     headway_cpu::register(&mut registry).unwrap();
     registry.register::<Second<0>>().unwrap();
     registry.register::<Second<1>>().unwrap();
+    registry.register::<Unfused>().unwrap();
     EngineOptions { registry: Some(registry), attention_backend: Some(name.into()), ..o }
 }
 
@@ -98,6 +118,32 @@ fn drafts_are_decodes_and_rows_with_logits_alone_are_too() {
         EngineOptions { speculative_tokens: Some(3), ..composed("SECOND_1+CPU_ATTN", options("float32")) };
     let e = open("tiny-llama", &o).err().unwrap();
     assert!(e.contains("backend SECOND_1+CPU_ATTN, which takes 1 query token"), "{e}");
+}
+
+/// Codes written by both parts' kernels, and by neither: the same bits.
+#[test]
+fn outputs_are_quantised_in_the_kernels_where_both_can() {
+    let path = testdata::model_dir("tiny-fp8-output").unwrap();
+    let answers = |name: &str, fused: bool| {
+        let o = EngineOptions {
+            max_num_batched_tokens: Some(16),
+            max_num_seqs: Some(4),
+            block_size: Some(32),
+            ..composed(name, options("auto"))
+        };
+        let mut engine = UnderTest::open(&path, &o).unwrap();
+        let coded = &engine.engine.report().coded_outputs;
+        assert!(!coded.is_empty() && coded.iter().all(|c| c.fused == fused), "{name}");
+        let ids = [3u32, 40, 90].map(|n| (0..n).map(|t| 3 + (t * 17 + n) % 240).collect::<Vec<u32>>());
+        let prompts: Vec<_> =
+            ids.iter().map(|ids| Prompt { ids, encoder_ids: &[], max_new: 8, stop: &[] }).collect();
+        let answers = engine.run_batch(&prompts).unwrap();
+        answers
+            .into_iter()
+            .map(|a| (a.ids, a.first_logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(answers("CPU_ATTN+SECOND", true), answers("CPU_ATTN+UNFUSED", false));
 }
 
 #[test]

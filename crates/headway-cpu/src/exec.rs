@@ -24,6 +24,7 @@ pub struct CpuOptions {
 pub struct CpuExec {
     pool: Pool,
     isa: Isa,
+    attention_isa: Isa,
     batch_invariant: bool,
     /// Codes as float32, for a product; as large as the largest step's.
     pub(crate) widened: Mutex<Vec<f32>>,
@@ -47,7 +48,22 @@ impl CpuExec {
             }
         };
         let pool = Pool::new(options.threads).map_err(TensorError::Unsupported)?;
-        Ok(Self { pool, isa, batch_invariant: options.batch_invariant, widened: Mutex::default() })
+        let (attention_isa, batch_invariant) = (isa, options.batch_invariant);
+        Ok(Self { pool, isa, attention_isa, batch_invariant, widened: Mutex::default() })
+    }
+
+    /// Lowers the instruction set of attention's kernels alone: what is quickest for products of large matrices is not
+    /// for every cache.
+    ///
+    /// # Errors
+    /// One above [`CpuExec::isa`], or that this machine lacks.
+    pub fn lower_attention_isa(&mut self, isa: Isa) -> Result<()> {
+        if isa > self.isa || !isa.is_available() {
+            let what = format!("instruction set {isa} for attention where {} is in force", self.isa);
+            return Err(TensorError::Unsupported(what));
+        }
+        self.attention_isa = isa;
+        Ok(())
     }
 
     /// The threads.
@@ -58,6 +74,11 @@ impl CpuExec {
     /// The instruction set in force.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// The instruction set of attention's kernels: [`CpuExec::isa`], or the lower one that measurements chose.
+    pub fn attention_isa(&self) -> Isa {
+        self.attention_isa
     }
 
     /// Whether batch invariance was asked for.
@@ -94,5 +115,17 @@ mod tests {
         let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
         let e = CpuExec::new(CpuOptions { isa: Some(foreign), ..Default::default() }).unwrap_err();
         assert!(e.to_string().contains("portable"), "{e}");
+    }
+
+    #[test]
+    fn attention_alone_can_be_lowered_and_not_raised() {
+        let mut cx = CpuExec::new(CpuOptions { isa: Some(Isa::of_machine()), ..Default::default() }).unwrap();
+        assert_eq!(cx.attention_isa(), cx.isa());
+        cx.lower_attention_isa(Isa::Portable).unwrap();
+        assert_eq!((cx.attention_isa(), cx.isa()), (Isa::Portable, Isa::of_machine()));
+        let mut low = CpuExec::new(CpuOptions { isa: Some(Isa::Portable), ..Default::default() }).unwrap();
+        let above = if cfg!(target_arch = "x86_64") { Isa::Avx2 } else { Isa::Neon };
+        let e = low.lower_attention_isa(above).unwrap_err().to_string();
+        assert!(e.contains("portable is in force") && low.attention_isa() == Isa::Portable, "{e}");
     }
 }

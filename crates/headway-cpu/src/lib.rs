@@ -9,6 +9,7 @@ pub mod kernels;
 mod ops;
 #[expect(unsafe_code, reason = "a region's closure is borrowed by threads that outlive it")]
 pub mod pool;
+pub mod processor;
 
 pub use backends::{CpuAttn, CpuMla, Mamba2Attn, register};
 pub use exec::{CpuExec, CpuOptions};

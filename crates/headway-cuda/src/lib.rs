@@ -15,6 +15,7 @@ pub mod device;
 pub mod kernels;
 pub mod modules;
 pub mod ops;
+mod versions;
 
 pub use backends::register;
 pub use compile::{Arch, KernelSpec};
@@ -22,3 +23,4 @@ pub use device::{CudaError, CudaExec, CudaMem, CudaOptions, DeviceInfo, Event, G
 pub use kernels::Kernel;
 pub use modules::load_shim;
 pub use ops::CudaLinear;
+pub use versions::versions;

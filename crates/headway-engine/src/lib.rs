@@ -21,6 +21,7 @@ pub mod scheduler;
 pub mod sources;
 pub mod speculation;
 pub mod text;
+pub mod tuning;
 
 pub use engine::{Engine, Event, GenerateRequest, LlmEngine};
 pub use options::EngineOptions;

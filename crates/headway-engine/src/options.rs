@@ -3,7 +3,7 @@
 
 use headway_attention::Registry;
 use headway_tensor::DType;
-use std::str::FromStr;
+use std::{path::PathBuf, str::FromStr};
 
 /// `--dtype`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,8 +65,10 @@ pub struct EngineOptions {
     pub block_size: Option<usize>,
     /// `--kv-layout`.
     pub kv_layout: Option<String>,
-    /// `--attention-backend`, for every layer.
+    /// `--attention-backend`, for every layer; `tuned`: what `headway tune` measured.
     pub attention_backend: Option<String>,
+    /// `--profile`: the file that `tuned` reads.
+    pub profile: Option<PathBuf>,
     /// `--backend-per-kind kind=NAME`.
     pub backend_per_kind: Vec<(String, String)>,
     /// `--graph-mode`.

@@ -64,6 +64,11 @@ impl Isa {
         }
     }
 
+    /// The level of that name, in any case.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|i| i.name().eq_ignore_ascii_case(name))
+    }
+
     /// The level in force: the machine's highest, or the lower one that `HEADWAY_CPU_ISA` names. Read
     /// once in the process.
     ///
@@ -95,7 +100,7 @@ impl Isa {
             return Ok(Self::of_machine());
         };
         let available = || Self::available().iter().map(|i| i.name()).collect::<Vec<_>>().join(", ");
-        match Self::ALL.into_iter().find(|i| i.name().eq_ignore_ascii_case(asked)) {
+        match Self::by_name(asked) {
             None => Err(IsaError::Unknown { asked: asked.to_owned(), available: available() }),
             Some(i) if !i.on_this_machine() => Err(IsaError::Missing { asked: i, available: available() }),
             Some(i) => Ok(i),

@@ -1,5 +1,6 @@
 //! The kernels' sources, as part of the program: every file under `csrc`.
 
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 
 macro_rules! sources {
@@ -65,6 +66,16 @@ impl Sources {
         Self(Cow::Owned(files))
     }
 
+    /// SHA-256 of all paths and texts, in hexadecimal digits.
+    pub fn hash(&self) -> String {
+        let mut hash = Sha256::new();
+        for text in self.0.iter().flat_map(|(path, text)| [path, text]) {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        }
+        hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
+
     /// The text of a file.
     pub fn get(&self, path: &str) -> Option<&'static str> {
         self.0.iter().find(|f| f.0 == path).map(|f| f.1)
@@ -102,6 +113,15 @@ mod tests {
         }
         let embedded: BTreeSet<_> = EMBEDDED.iter().map(|f| f.0.to_owned()).collect();
         assert_eq!(embedded, found);
+    }
+
+    #[test]
+    fn a_hash_is_of_paths_and_texts() {
+        let of = |files: &[(&'static str, &'static str)]| Sources::of(files.to_vec()).hash();
+        let all = [of(&[("a", "bc")]), of(&[("ab", "c")]), of(&[("a", "bd")]), of(&[]), of(&[("", "")])];
+        let distinct: BTreeSet<_> = all.iter().collect();
+        assert_eq!((distinct.len(), all[0].len()), (all.len(), 64));
+        assert_eq!(Sources::embedded().hash(), Sources::embedded().hash());
     }
 
     #[test]

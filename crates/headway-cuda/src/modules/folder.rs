@@ -169,6 +169,6 @@ impl ModuleFolder {
 }
 
 /// In hexadecimal digits.
-pub(super) fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -32,6 +32,7 @@ pub mod triton;
 
 pub(crate) use call::{Arg, Returned, TensorArg};
 pub use error::ModuleError;
+pub(crate) use folder::sha256;
 pub use folder::{FOLDER_VARIABLE, ModuleFolder, default_folder, installed};
 pub use manifest::{Entry, FLASHINFER, Kind, MANIFEST, Manifest, Mask, RECIPE, Want, module_dtype};
 pub(crate) use module::Module;

@@ -17,6 +17,7 @@ use crate::{
     scheduler::{Scheduler, SchedulerError, StepPlan},
     speculation::SpeculationStats,
     text::{GgufTokenizer, Tokenizer},
+    tuning,
 };
 use headway_attention::KvCacheSpec;
 use std::{collections::HashMap, path::Path, time::Instant};
@@ -82,10 +83,13 @@ pub(crate) fn refusal(
         Some(_) => drop(embed::pooling_of(files)?),
     }
     limits::refuse_what_is_not_there(options)?;
-    if open_device {
-        devices::open(options)?;
-    }
-    let decided = startup::decide(facts, options, &Place::cpu(available))?;
+    let device = match open_device || tuning::asked(options)? {
+        true => Some(devices::open(options)?),
+        false => None,
+    };
+    let registry = startup::registry(options)?;
+    let here = || Ok(device.as_ref().map(|d| d.here(&registry)).unwrap_or_default());
+    let decided = startup::decide(facts, options, &registry, &Place::cpu(available), here)?;
     // A config may be asked about without its weights.
     if facts.weights_bytes > 0 {
         headers::check(&decided.plan, &*files.checkpoint)?;

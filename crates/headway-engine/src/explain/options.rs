@@ -6,10 +6,12 @@ use crate::{
     options::{DTypeOption, EngineOptions},
     runner::{
         decide::{self, Setting},
+        devices,
         limits::{self, Limits, UsualLimits},
         memory, needs, speculation,
     },
     speculation::LookupSizes,
+    tuning::{self, TUNED, Tuned},
 };
 use headway_attention::{
     BackendRequest, GraphMode, KvCacheLayout, LayerNeed, group::graph::MicroBatching,
@@ -46,6 +48,8 @@ pub struct Query {
     pub(super) target: Target,
     pub(super) setting: Setting,
     pub(super) request: BackendRequest,
+    /// The measured choice, where it is asked for.
+    pub(super) tuned: Option<Tuned>,
     pub(super) layout: Option<KvCacheLayout>,
     pub(super) graph_mode: Option<GraphMode>,
     /// Of headway's own engine.
@@ -95,7 +99,7 @@ impl Query {
         let device_weights_bytes = weights.dequantised.filter(|_| target.platform != "cpu");
         let (kv_memory, kv_memory_because) =
             kv_memory(options, &target, device_weights_bytes.or(weights.in_files));
-        let setting = Setting {
+        let mut setting = Setting {
             platform: target.platform,
             capability: target.capability,
             block_size: o.block_size,
@@ -112,9 +116,12 @@ impl Query {
                 kv_element,
             )
         };
+        let tuned = tuned(model, o, contenders, &target, &setting)?;
+        setting.block_size = setting.block_size.or(tuned.as_ref().and_then(|t| t.setting().block_size));
         Ok(Self {
             setting,
             request,
+            tuned,
             layout: decide::layout(o.kv_layout.as_deref())?,
             graph_mode,
             own,
@@ -184,14 +191,42 @@ fn refuse_what_does_not_belong(x: &ExplainOptions, own: bool, target: &Target) -
 /// The backends asked for, by their right names.
 fn backends(o: &EngineOptions, contenders: &Contenders) -> Result<BackendRequest, ExplainError> {
     let name = |n: &String| contenders.backend_name(n);
+    let tuned = tuning::asked(o)?;
+    if tuned && !matches!(contenders, Contenders::Own(_)) {
+        return Err(ExplainError::Option {
+            option: "--attention-backend",
+            value: TUNED.into(),
+            why: "headway tune measures headway's backends; it is for --engine headway".into(),
+        });
+    }
     Ok(BackendRequest {
-        backend: o.attention_backend.as_ref().map(name).transpose()?,
+        backend: o.attention_backend.as_ref().filter(|_| !tuned).map(name).transpose()?,
         per_kind: o
             .backend_per_kind
             .iter()
             .map(|(kind, n)| Ok((kind.clone(), name(n)?)))
             .collect::<Result<_, ExplainError>>()?,
     })
+}
+
+/// The measured choice for a target. A CPU is this machine's; of a card that is only named, whatever machine has it,
+/// the capability has to agree.
+fn tuned(
+    model: &ModelNeeds,
+    o: &EngineOptions,
+    contenders: &Contenders,
+    target: &Target,
+    setting: &Setting,
+) -> Result<Option<Tuned>, ExplainError> {
+    let Contenders::Own(registry) = contenders else { return Ok(None) };
+    if !tuning::asked(o)? {
+        return Ok(None);
+    }
+    let needs: Vec<LayerNeed> = model.mixers.iter().map(|l| setting.need(l)).collect();
+    Ok(Some(match target.capability {
+        None => Tuned::read(o, &devices::open(o)?.here(registry), registry, &needs)?,
+        Some(c) => Tuned::of_named(o, target.platform, &c.to_string(), registry, &needs)?,
+    }))
 }
 
 fn contradictions(

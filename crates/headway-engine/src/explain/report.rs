@@ -13,6 +13,7 @@ use crate::{
         present::{self, group, kind, refusal},
         report::GroupReport,
     },
+    tuning::Tuned,
 };
 use headway_attention::{
     AttentionError, LayerNeed, Selection,
@@ -60,7 +61,7 @@ fn options(r: &mut StartupReport, model: &ModelNeeds, q: &Query) {
         "attention_backend",
         o.attention_backend.clone(),
         "per layer, see groups",
-        "the first that fits each layer",
+        &q.tuned.as_ref().map_or_else(|| "the first that fits each layer".into(), Tuned::describe),
     );
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
@@ -113,6 +114,8 @@ pub(super) fn planned(
         };
         entry.layers = layers(model, entry.layers.iter().map(|l| *l as usize));
         entry.kind = name(&model.mixers[first]).unwrap_or(entry.kind);
+        let need = q.setting.need(&model.mixers[first]);
+        entry.measured = q.tuned.as_ref().and_then(|t| t.because(&need, entry.backend.as_deref()?));
         r.groups.push(entry);
     }
     r.kv_cache_layout = p.cache.layout.to_string();
@@ -133,7 +136,7 @@ pub(super) fn planned(
 }
 
 fn block_size_option(r: &mut StartupReport, q: &Query, p: &Planned) {
-    present::block_size(r, q.setting.block_size, &p.blocks);
+    present::block_size(r, q.asked.engine.block_size, &p.blocks, q.tuned.as_ref());
     if p.blocks.in_force != p.blocks.preferred {
         r.unknowns.push(format!(
             "block size {} is the least multiple of what the kernels take that makes an attention page as large as a \
@@ -192,6 +195,7 @@ fn by_need(
             kv_cache_group: 0,
             backend,
             parts: None,
+            measured: None,
             refused: refused.iter().map(refusal).collect(),
             block_size: spec.block_size(),
             kernel_block_size: 0,

@@ -137,7 +137,9 @@ fn select(model: &ModelNeeds, needs: &[LayerNeed], query: &Query, contenders: &C
             continue;
         }
         let name = format!("layer {}", l.layer);
-        let s = contenders.select(&name, need, &query.request).map_err(|e| e.to_string());
+        let measured = query.tuned.as_ref().map(|t| t.request(need, &query.asked.engine));
+        let request = measured.as_ref().unwrap_or(&query.request);
+        let s = contenders.select(&name, need, request).map_err(|e| e.to_string());
         asked.push((need, s.clone()));
         out.push(s);
     }

@@ -1,11 +1,15 @@
 //! The engine's one file that names device crates: fills the registry with their backends and opens a device.
 
 use super::{StartupError, memory, place::Place};
-use crate::options::EngineOptions;
+use crate::{
+    options::EngineOptions,
+    tuning::{Here, Machine},
+};
 use headway_attention::{Registry, process::rules::ComputeCapability};
-use headway_cpu::{CpuExec, CpuOptions};
+use headway_cpu::{CpuExec, CpuOptions, Isa, processor};
 use headway_cuda::{CudaExec, CudaOptions};
-use headway_tensor::{Device, Ops};
+use headway_tensor::{Device, Ops, TensorError};
+use std::{any::Any, collections::BTreeMap};
 
 /// Every backend of this build, most preferred first.
 ///
@@ -30,6 +34,58 @@ pub struct OpenDevice {
     pub threads_because: String,
     /// What start-up decides by.
     pub place: Place,
+    /// What figures that are taken on it hold for.
+    pub machine: Machine,
+}
+
+impl OpenDevice {
+    /// The device with the versions that bear on its speed.
+    pub fn here(&self, registry: &Registry) -> Here {
+        here(self.machine.clone(), registry)
+    }
+
+    /// The instruction sets that attention's kernels can be compiled for here, strongest first; none where there is
+    /// nothing to choose.
+    pub fn attention_isas(&self) -> Vec<&'static str> {
+        let any: &dyn Any = &*self.ops;
+        let Some(cpu) = any.downcast_ref::<CpuExec>() else { return vec![] };
+        Isa::available().iter().rev().filter(|i| **i <= cpu.isa()).map(|i| i.name()).collect()
+    }
+
+    /// Lowers the instruction set of attention's kernels.
+    ///
+    /// # Errors
+    /// One that isn't among [`OpenDevice::attention_isas`]; a device that is no CPU.
+    pub fn lower_attention_isa(&mut self, name: &str) -> Result<(), StartupError> {
+        let wrong = || {
+            let what = format!("instruction set {name} for attention on {}", self.description);
+            StartupError::Tensor(TensorError::Unsupported(what))
+        };
+        let isa = Isa::by_name(name).ok_or_else(wrong)?;
+        let any: &mut dyn Any = &mut *self.ops;
+        let Some(cpu) = any.downcast_mut::<CpuExec>() else {
+            let what = format!("instruction set {name}: the device is no CPU");
+            return Err(StartupError::Tensor(TensorError::Unsupported(what)));
+        };
+        cpu.lower_attention_isa(isa)?;
+        if isa != cpu.isa() {
+            self.description += &format!(", attention in {isa}");
+        }
+        Ok(())
+    }
+}
+
+/// A machine's part in [`Here`], with everything else that figures depend on.
+pub fn here(machine: Machine, registry: &Registry) -> Here {
+    let of_platform = registry.iter().filter(|b| b.rules().platform == machine.platform);
+    let names: Vec<String> = of_platform.map(|b| b.rules().name.to_string()).collect();
+    let mut versions = match &*machine.platform {
+        "cuda" => headway_cuda::versions(),
+        _ => BTreeMap::new(),
+    };
+    versions.insert("headway".into(), env!("CARGO_PKG_VERSION").into());
+    versions.insert("backends".into(), names.join(" "));
+    Here { machine, versions }
 }
 
 /// The device that the options name, open or not.
@@ -78,6 +134,13 @@ fn cpu(options: &EngineOptions) -> Result<OpenDevice, StartupError> {
         threads,
         threads_because: why,
         place: Place::cpu(memory::available_bytes()),
+        machine: Machine {
+            platform: "cpu".into(),
+            device: processor::model(),
+            instruction_set: Some(exec.isa().to_string()),
+            threads: Some(threads),
+            ..Machine::default()
+        },
         ops: Box::new(exec),
     })
 }
@@ -112,6 +175,13 @@ fn cuda(name: &str, ordinal: u32, options: &EngineOptions) -> Result<OpenDevice,
             platform: "cuda",
             capability: Some(ComputeCapability(major, minor)),
             available: Some(free),
+        },
+        machine: Machine {
+            platform: "cuda".into(),
+            device: info.name.clone(),
+            compute_capability: Some(format!("{major}.{minor}")),
+            driver: Some(info.driver.clone()),
+            ..Machine::default()
         },
         ops: Box::new(exec),
     })

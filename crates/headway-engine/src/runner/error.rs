@@ -1,6 +1,8 @@
 //! Why an engine doesn't start: the option at fault, what was asked, what to do.
 
-use crate::{loading::LoadError, models::ModelError, scheduler::SchedulerError, text::TextError};
+use crate::{
+    loading::LoadError, models::ModelError, scheduler::SchedulerError, text::TextError, tuning::TuningError,
+};
 use headway_attention::AttentionError;
 use headway_tensor::TensorError;
 use std::path::PathBuf;
@@ -115,6 +117,9 @@ pub enum StartupError {
         /// What is wrong with it.
         source: TextError,
     },
+    /// The measured choice.
+    #[error(transparent)]
+    Tuning(#[from] TuningError),
     /// Selection, builders, layers.
     #[error(transparent)]
     Attention(#[from] AttentionError),

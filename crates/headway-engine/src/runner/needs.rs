@@ -1,9 +1,10 @@
 //! Dtypes that the files and options decide, and a backend for each layer.
 
-use super::{StartupError, block_size::block_size_error, decide::Setting, place::Place};
+use super::{StartupError, block_size::block_size_error, decide::Setting, facts::Facts, place::Place};
 use crate::{
     loading::{ModelFiles, ModelKind},
     options::{DTypeOption, EngineOptions},
+    tuning::Tuned,
 };
 use headway_attention::{
     LayerNeed, Registry,
@@ -28,6 +29,16 @@ pub fn kv_cache_dtype(weights: DType, options: &EngineOptions) -> Result<DType, 
         value: asked.into(),
         why: "unknown; there are: auto, float32, bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2".into(),
     })
+}
+
+/// Activations, and the cache's element type, on this device.
+///
+/// # Errors
+/// Types that can't be.
+pub fn dtypes(facts: &Facts, options: &EngineOptions, place: &Place) -> Result<(DType, DType), StartupError> {
+    let activations = place.activations(facts, options)?;
+    let model = if place.is_host() { facts.dtype } else { activations };
+    Ok((activations, kv_cache_dtype(model, options)?))
 }
 
 /// The dtype that most of the file's weights have.
@@ -71,8 +82,9 @@ pub fn select_backends(
     registry: &Registry,
     needs: &[LayerNeed],
     options: &EngineOptions,
+    tuned: Option<&Tuned>,
 ) -> Result<Vec<Selection>, StartupError> {
-    let request = BackendRequest {
+    let as_asked = BackendRequest {
         backend: options.attention_backend.clone(),
         per_kind: options.backend_per_kind.clone(),
     };
@@ -88,7 +100,7 @@ pub fn select_backends(
             });
         }
     }
-    if let Some(name) = &options.attention_backend {
+    if let Some(name) = options.attention_backend.as_ref().filter(|_| tuned.is_none()) {
         refuse_unused(registry, name, needs)?;
     }
     let mut asked: Vec<(&LayerNeed, Selection)> = vec![];
@@ -100,8 +112,10 @@ pub fn select_backends(
                 return Ok(s.clone());
             }
             let layer = format!("attention layer {i}");
-            let s = select(registry, &layer, need, &request)
-                .map_err(|e| blame_block_size(registry, &layer, need, &request).unwrap_or(e.into()))?;
+            let measured = tuned.map(|t| t.request(need, options));
+            let request = measured.as_ref().unwrap_or(&as_asked);
+            let s = select(registry, &layer, need, request)
+                .map_err(|e| blame_block_size(registry, &layer, need, request).unwrap_or(e.into()))?;
             asked.push((need, s.clone()));
             Ok(s)
         })

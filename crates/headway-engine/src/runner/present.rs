@@ -20,6 +20,7 @@ use crate::{
     models::{Decoder, ModelPlan, needs::LayerNeeds, unused},
     options::{DTypeOption, EngineOptions, LoadFormat},
     speculation::LookupSizes,
+    tuning::Tuned,
 };
 use headway_attention::{
     AttentionGroup, AttentionGroupPlan, AttnLayer, KvCacheSpec,
@@ -48,7 +49,10 @@ pub(super) fn report(
         groups: cache
             .attention_groups
             .iter()
-            .map(|g| group(g, &selections[first_layer(g)].refused, &layers))
+            .map(|g| GroupReport {
+                measured: decided.measured[first_layer(g)].clone(),
+                ..group(g, &selections[first_layer(g)].refused, &layers)
+            })
             .collect(),
         kv_cache_layout: cache.layout.to_string(),
         ..StartupReport::default()
@@ -107,6 +111,7 @@ pub(crate) fn group(g: &AttentionGroupPlan, refused: &[Refused], layers: &[Layer
             let [decodes, prefills] = parts.map(|b| b.rules().name.to_string());
             PartsReport { decodes, prefills }
         }),
+        measured: None,
         refused: refused.iter().map(refusal).collect(),
         block_size: g.info.spec.block_size(),
         kernel_block_size: g.info.kernel_block_size,
@@ -191,11 +196,12 @@ fn options_in_force(
     names.sort_unstable();
     names.dedup();
     let names = names.join(", ");
-    let why = match &o.attention_backend {
-        Some(_) => "asked of layers that --backend-per-kind doesn't name",
-        None => "the first that fits each layer",
+    let why = match (&decided.tuned, &o.attention_backend) {
+        (Some(tuned), _) => tuned.describe(),
+        (None, Some(_)) => "asked of layers that --backend-per-kind doesn't name".into(),
+        (None, None) => "the first that fits each layer".into(),
     };
-    r.option("attention_backend", o.attention_backend.clone(), names, why);
+    r.option("attention_backend", o.attention_backend.clone(), names, &why);
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let asked = (!per_kind.is_empty()).then(|| per_kind.join(","));
     r.option("backend_per_kind", asked.clone(), asked.unwrap_or_else(|| "none".into()), "");
@@ -267,8 +273,14 @@ pub(crate) fn micro_batches(r: &mut StartupReport, o: &EngineOptions, m: &MicroB
 }
 
 /// The block size: asked or preferred, and in force.
-pub(crate) fn block_size(r: &mut StartupReport, asked: Option<usize>, blocks: &BlockSizes) {
+pub(crate) fn block_size(
+    r: &mut StartupReport,
+    asked: Option<usize>,
+    blocks: &BlockSizes,
+    tuned: Option<&Tuned>,
+) {
     let why = match blocks.in_force == blocks.preferred {
+        true if tuned.is_some_and(|t| t.setting().block_size.is_some()) => "measured: the quickest".into(),
         true => "what the backends prefer".into(),
         false => format!(
             "raised from {} so that a page of attention is at least as large as a request's state",

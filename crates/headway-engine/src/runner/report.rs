@@ -62,6 +62,9 @@ pub struct GroupReport {
     /// Of a backend made of two.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parts: Option<PartsReport>,
+    /// The figures that chose it (`--attention-backend tuned`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<String>,
     /// The ones refused, in order of priority.
     pub refused: Vec<RefusedReport>,
     /// What a layer's cache holds.

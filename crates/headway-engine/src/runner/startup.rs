@@ -31,10 +31,11 @@ use crate::{
     options::{DTypeOption, EngineOptions, LoadFormat},
     scheduler::SchedulerConfig,
     speculation::LookupSizes,
+    tuning::{self, Here, Tuned},
 };
 use headway_attention::{
     AttentionError, AttentionGroup, AttnLayer, BuilderPlan, DynBackend, ErasedConfig, GraphMode, KvBuf,
-    KvCacheSpec, KvPool, LayerArgs, LayerKernel, StepMetadata,
+    KvCacheSpec, KvPool, LayerArgs, LayerKernel, LayerNeed, Registry, StepMetadata,
     group::graph::{GraphPlan, GraphResolution},
     group::plan::{CacheLimits, KvCachePlan, LayerCache, plan_kv_cache},
     process::select::Selection,
@@ -54,6 +55,10 @@ pub(crate) struct Startup {
 pub(crate) struct Decided {
     pub plan: Arc<ModelPlan>,
     pub selections: Vec<Selection>,
+    /// The figures that chose each layer's backend.
+    pub measured: Vec<Option<String>>,
+    /// The measured choice, where it was asked for.
+    pub tuned: Option<Tuned>,
     pub configs: HashMap<String, ErasedConfig>,
     pub limits: Limits,
     pub activations: DType,
@@ -84,9 +89,13 @@ impl Startup {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, StartupError> {
         limits::refuse_what_is_not_there(options)?;
-        let device = devices::open(options)?;
+        let mut device = devices::open(options)?;
         let facts = Facts::of(files)?;
-        let decided = decide(&facts, options, &device.place)?;
+        let registry = registry(options)?;
+        let decided = decide(&facts, options, &registry, &device.place, || Ok(device.here(&registry)))?;
+        if let Some(level) = decided.tuned.as_ref().and_then(|t| t.setting().instruction_set.as_deref()) {
+            device.lower_attention_isa(level)?;
+        }
         headers::check(&decided.plan, &*files.checkpoint)?;
         let decoder = load(files, options, &*device.ops, &decided, progress).map_err(|e| {
             e.in_need_of(
@@ -114,31 +123,41 @@ impl Decided {
     }
 }
 
-/// Everything that can be decided before a weight is read, for a device of which this is known.
+/// Everything that can be decided before a weight is read, for a device of which this is known. `here` is asked where
+/// the measured choice is.
 ///
 /// # Errors
 /// As [`Startup::run`], weights aside.
-pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> Result<Decided, StartupError> {
+pub(crate) fn decide(
+    facts: &Facts,
+    options: &EngineOptions,
+    registry: &Registry,
+    place: &Place,
+    here: impl FnOnce() -> Result<Here, StartupError>,
+) -> Result<Decided, StartupError> {
     let available = place.available;
     let plan = facts.plan.clone();
     limits::refuse_what_has_no_effect(options, &plan)?;
     let limits = Limits::resolve(options, plan.max_position_embeddings, place.usual_limits())?;
     micro_batches::refuse_encoders(&limits.micro_batching, &plan)?;
     let lookup = speculation::lookup_sizes(options)?;
-    let activations = place.activations(facts, options)?;
-    let kv_dtype = match place.is_host() {
-        true => needs::kv_cache_dtype(facts.dtype, options)?,
-        false => needs::kv_cache_dtype(activations, options)?,
-    };
-    let registry = match &options.registry {
-        Some(r) => r.clone(),
-        None => devices::registry()?,
-    };
+    let (activations, kv_dtype) = needs::dtypes(facts, options, place)?;
     let layers = LayerNeeds::of_plan(&plan);
     let fast_prefill = SharingLayers::asked(options.kv_sharing_fast_prefill, &layers, &plan.architecture)?;
-    let setting = needs::setting(options, place, activations, kv_dtype);
+    let mut setting = needs::setting(options, place, activations, kv_dtype);
+    let tuned = match tuning::asked(options)? {
+        true => {
+            let needs: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
+            Some(Tuned::read(options, &here()?, registry, &needs)?)
+        }
+        false => None,
+    };
+    setting.block_size = setting.block_size.or(tuned.as_ref().and_then(|t| t.setting().block_size));
     let asks: Vec<_> = layers.iter().map(|l| setting.need(l)).collect();
-    let selections = needs::select_backends(&registry, &asks, options)?;
+    let selections = needs::select_backends(registry, &asks, options, tuned.as_ref())?;
+    let because =
+        |(need, s): (&LayerNeed, &Selection)| tuned.as_ref()?.because(need, &s.backend.rules().name);
+    let measured = asks.iter().zip(&selections).map(because).collect();
     let blocks = block_size::of_layers(&setting, &layers, &selections, limits.max_model_len)?;
     limits.fit(&plan, available)?;
     fit_made_weights(facts, options, available)?;
@@ -196,6 +215,8 @@ pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> R
     Ok(Decided {
         plan,
         selections,
+        measured,
+        tuned,
         configs,
         limits,
         activations,
@@ -212,6 +233,17 @@ pub(crate) fn decide(facts: &Facts, options: &EngineOptions, place: &Place) -> R
     })
 }
 
+/// The backends to choose from.
+///
+/// # Errors
+/// Two of one name.
+pub(crate) fn registry(options: &EngineOptions) -> Result<Registry, AttentionError> {
+    match &options.registry {
+        Some(r) => Ok(r.clone()),
+        None => devices::registry(),
+    }
+}
+
 /// What is decided, for people.
 fn report(
     facts: &Facts,
@@ -221,7 +253,7 @@ fn report(
     d: &Decided,
 ) -> StartupReport {
     let mut r = present::report(facts, files, options, device, d);
-    present::block_size(&mut r, options.block_size, &d.blocks);
+    present::block_size(&mut r, options.block_size, &d.blocks, d.tuned.as_ref());
     present::prefix_caching(&mut r, options, d.unshared);
     present::speculation(&mut r, options, &d.lookup);
     present::fast_prefill(&mut r, options, &LayerNeeds::of_plan(&d.plan));

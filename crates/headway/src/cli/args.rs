@@ -250,10 +250,15 @@ pub struct EngineArgs {
     /// backend reads]
     #[arg(long, env = "HEADWAY_KV_LAYOUT", value_name = "LAYOUT")]
     pub kv_layout: Option<String>,
-    /// The backend of every layer, by name (see headway backends); an error where it doesn't fit. A+B is made of two: A
-    /// computes the decodes of a step, B the rest. [default: the first that fits]
+    /// The backend of every layer, by name (see headway backends), an error where it doesn't fit. A+B is made of two: A
+    /// computes the decodes of a step, B the rest. tuned is what headway tune measured to be quickest. [default: the first
+    /// that fits]
     #[arg(long, env = "HEADWAY_ATTENTION_BACKEND", value_name = "NAME")]
     pub attention_backend: Option<String>,
+    /// The file of headway tune's figures. [default: by device and layers, in headway/profiles in the user's cache
+    /// folder]
+    #[arg(long, env = "HEADWAY_PROFILE", value_name = "FILE")]
+    pub profile: Option<PathBuf>,
     /// The backend of one kind of layer, as KIND=NAME,…; kinds: full, sliding_window, mla, state_space,
     /// encoder, cross.
     #[arg(long, env = "HEADWAY_BACKEND_PER_KIND", value_name = "KIND=NAME")]
@@ -342,6 +347,7 @@ impl EngineArgs {
             block_size: self.block_size,
             kv_layout: self.kv_layout.clone(),
             attention_backend: self.attention_backend.clone(),
+            profile: self.profile.clone(),
             backend_per_kind: headway_attention::BackendRequest::parse_per_kind(per_kind)?,
             graph_mode: self.graph_mode.clone(),
             batch_invariant: self.batch_invariant,

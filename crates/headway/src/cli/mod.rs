@@ -21,6 +21,7 @@ mod error;
 mod explain;
 mod generate;
 mod kernels;
+mod measure;
 mod output;
 mod panics;
 mod parse;

@@ -78,6 +78,9 @@ pub fn print_report(r: &StartupReport) {
         };
         let backend = g.backend.as_deref().unwrap_or("no backend");
         note!("attention  layers {}: {} on {backend}, {block}", runs(&g.layers), g.kind);
+        if let Some(figures) = &g.measured {
+            note!("           {figures}");
+        }
         for refused in &g.refused {
             note!("           not {}: {}", refused.backend, refused.reasons.join("; "));
         }

@@ -103,7 +103,16 @@ impl CpuAttnLayer {
         let (batch, numbers) = (&metadata.batch, self.numbers()?);
         let lse = lse.map_or(Lse::None, Lse::Write);
         let run = |cache: &CacheLayout, bytes: &[u8]| {
-            attend((cx.pool(), cx.isa()), batch, &metadata.workspace, &numbers, x.q, (cache, bytes), out, lse)
+            attend(
+                (cx.pool(), cx.attention_isa()),
+                batch,
+                &metadata.workspace,
+                &numbers,
+                x.q,
+                (cache, bytes),
+                out,
+                lse,
+            )
         };
         match &metadata.own_rows {
             Some(rows) => rows.with(cx, &self.shape, x, run),
@@ -168,7 +177,7 @@ impl AttentionImpl for CpuAttnLayer {
         let cache = self.layout(kv)?;
         let bytes = kv.host_bytes()?;
         write_kv(
-            (cx.pool(), cx.isa()),
+            (cx.pool(), cx.attention_isa()),
             &self.shape,
             (x.k, self.k_scale),
             (x.v, self.v_scale),

@@ -109,7 +109,15 @@ impl OwnRows {
         let failed = |_| AttentionError::Inputs("an earlier call of this group panicked".into());
         let mut bytes = self.pages.bytes.lock().map_err(failed)?;
         let (slots, layout) = (self.slots.host().unwrap_or(&[]), &self.pages.layout);
-        write_kv((cx.pool(), cx.isa()), shape, (x.k, 1.0), (x.v, 1.0), slots, layout, bytes.as_bytes_mut())?;
+        write_kv(
+            (cx.pool(), cx.attention_isa()),
+            shape,
+            (x.k, 1.0),
+            (x.v, 1.0),
+            slots,
+            layout,
+            bytes.as_bytes_mut(),
+        )?;
         attend(layout, bytes.as_bytes())
     }
 }

@@ -110,7 +110,16 @@ impl CpuMlaLayer {
                     AttentionError::Inputs("too little room for the log-sum-exp of the decodes".into())
                 })?),
             };
-            attend((cx.pool(), cx.isa()), batch, decode, &numbers, x, (&cache, kv.host_bytes()?), y, lse)?;
+            attend(
+                (cx.pool(), cx.attention_isa()),
+                batch,
+                decode,
+                &numbers,
+                x,
+                (&cache, kv.host_bytes()?),
+                y,
+                lse,
+            )?;
             self.absorbed.values(cx, latents, n, values)?;
             let row = |token: usize, head: usize| &values[(head * n + token) * d.v..][..d.v];
             narrow(row, out.reborrow().rows(rows.clone())?)?;
@@ -218,7 +227,7 @@ impl MlaImpl for CpuMlaLayer {
             };
             let (layout, bytes) = pages.as_cache();
             let lse = Lse::Merge(&mut lse[of(d.heads)]);
-            let (on, numbers) = ((cx.pool(), cx.isa()), self.numbers(1.0));
+            let (on, numbers) = ((cx.pool(), cx.attention_isa()), self.numbers(1.0));
             attend(on, batch, prefill, &numbers, q.rows(rows)?, (&layout, bytes), y, lse)?;
         }
         if narrower {

@@ -1,7 +1,7 @@
 //! `headway bench builder`: what a step's metadata costs, by requests and KV cache groups. The same for
 //! any number of layers: builders run once per group and step.
 
-use super::{super::CliError, samples::Sampler};
+use super::super::{CliError, measure::Sampler};
 use headway_attention::{
     AttentionError, AttentionGroup, AttnLayer, CommonAttentionMetadata, DynBackend, GroupInfo, KvCacheSpec,
     Result, StepInputs, StepMetadata, build_step, group::kv::spec::AttentionSpec,

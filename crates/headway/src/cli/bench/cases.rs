@@ -1,8 +1,16 @@
 //! The cases of `bench attention`, read from a file; its `semantics` say what each number means.
 //! headway's own are embedded: `cases.json` for every device, `cases-cuda.json` for CUDA devices too.
 
-use super::super::CliError;
-use headway_attention::process::rules::LatentDims;
+use super::super::{
+    CliError,
+    measure::{Case, Layer},
+};
+use headway_attention::{
+    KindTag, KvCacheSpec, LayerNeed,
+    group::kv::spec::AttentionSpec,
+    process::rules::{KvCacheDType, LatentDims},
+};
+use headway_tensor::DType;
 use serde::Deserialize;
 use std::path::Path;
 
@@ -76,50 +84,6 @@ impl From<Latent> for LatentDims {
     }
 }
 
-/// What a case does.
-#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// One new token a request.
-    Decode,
-    /// Many new tokens a request.
-    Prefill,
-    /// Both in one call.
-    Mixed,
-    /// Only the cache write.
-    Write,
-}
-
-/// Where the cache of a call lies.
-#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheState {
-    /// Last touched a pool's worth of traffic ago.
-    Cold,
-    /// The same every call.
-    Hot,
-}
-
-/// One case.
-#[derive(Deserialize, Debug, Clone)]
-pub struct Case {
-    /// Its name.
-    pub id: String,
-    /// What it does.
-    pub kind: Kind,
-    /// Where its cache lies.
-    pub cache: CacheState,
-    /// `[new tokens, tokens in all]` of each request, decodes first.
-    #[serde(default)]
-    pub seqs: Vec<[usize; 2]>,
-    /// Tokens to write, for [`Kind::Write`].
-    #[serde(default)]
-    pub tokens: usize,
-    /// For heads of latent attention, and for no others.
-    #[serde(default)]
-    pub latent: bool,
-}
-
 impl CaseFile {
     /// Reads a file, or what is embedded for a device: on CUDA that file's cases, and those of the CPU's that it does
     /// not have.
@@ -174,74 +138,44 @@ impl Heads {
         self.num_kv_heads == 1 && self.head_size == l.rank + l.rope
     }
 
-    /// Elements of a query head.
-    pub fn q_head(&self) -> usize {
-        self.latent.map_or(self.head_size, |l| l.nope + l.rope)
-    }
-
-    /// Elements of a head of the output.
-    pub fn out_head(&self) -> usize {
-        self.latent.map_or(self.head_size, |l| l.v)
-    }
-
-    /// Elements that a token's keys and values take in the cache; a latent row is both.
-    pub fn kv_width(&self) -> usize {
-        self.num_kv_heads * self.head_size * if self.latent.is_some() { 1 } else { 2 }
-    }
-
-    /// Elements of a query head that meet a key's, and of a value, where attention is computed: of latent attention over
-    /// the latents where queries are few, over expanded keys and values where they are many.
-    pub fn widths(&self, kind: Kind) -> usize {
-        match (self.latent, kind) {
-            (None, _) => 2 * self.head_size,
-            (Some(l), Kind::Prefill) => l.nope + l.rope + l.v,
-            (Some(l), _) => 2 * l.rank + l.rope,
+    /// A layer with these heads, as selection would be asked for it.
+    pub fn layer(&self, platform: &'static str, dtype: DType) -> Layer {
+        let latent: Option<LatentDims> = self.latent.map(Into::into);
+        let spec = AttentionSpec::new(1, self.num_kv_heads, self.head_size, dtype);
+        Layer {
+            name: self.id.clone(),
+            need: LayerNeed {
+                kind: if latent.is_some() { KindTag::Mla } else { KindTag::Standard },
+                platform: platform.into(),
+                head_size: self.head_size,
+                head_size_v: self.head_size,
+                num_heads: self.num_heads,
+                num_kv_heads: self.num_kv_heads,
+                latent,
+                dtype,
+                kv_cache_dtype: Some(KvCacheDType(dtype.name().into())),
+                ..LayerNeed::default()
+            },
+            cache: match latent {
+                Some(_) => KvCacheSpec::Mla(AttentionSpec { head_size_v: 0, ..spec }),
+                None => KvCacheSpec::Full(spec),
+            },
         }
-    }
-}
-
-impl Case {
-    fn check(&self) -> Result<(), &'static str> {
-        match self.kind {
-            Kind::Write if self.tokens == 0 => Err("tokens must be at least 1"),
-            Kind::Write if self.latent => Err("writes are of keys and values; leave latent out"),
-            Kind::Write => Ok(()),
-            _ if self.seqs.is_empty() => Err("seqs is empty"),
-            _ if self.seqs.iter().any(|&[new, all]| new == 0 || new > all) => {
-                Err("a request needs at least one new token, and no more of them than tokens in all")
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// New tokens of all requests.
-    pub fn new_tokens(&self) -> usize {
-        if self.kind == Kind::Write { self.tokens } else { self.seqs.iter().map(|s| s[0]).sum() }
-    }
-
-    /// Key/value pairs that the call reads, each once; for a write, that it writes.
-    pub fn kv_tokens(&self) -> usize {
-        if self.kind == Kind::Write { self.tokens } else { self.seqs.iter().map(|s| s[1]).sum() }
-    }
-
-    /// Pairs of a query and a key that it may see.
-    pub fn visible_pairs(&self) -> usize {
-        self.seqs.iter().map(|&[new, all]| new * (all - new) + new * (new + 1) / 2).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::super::measure::Kind, *};
 
     #[test]
     fn the_embedded_file_is_whole() -> Result<(), CliError> {
         let file = CaseFile::read(None, "cpu")?;
         assert_eq!((file.cases.len(), file.heads.len()), (21, 3));
         let named = |id: &str| file.cases.iter().find(|c| c.id == id).unwrap();
-        assert_eq!(named("chunk_512_over_4096").visible_pairs(), 512 * 4096 + 512 * 513 / 2);
+        assert_eq!(named("chunk_512_over_4096").visible_pairs(None), 512 * 4096 + 512 * 513 / 2);
         assert_eq!(named("mixed_2p512_16d1024").new_tokens(), 2 * 512 + 16);
-        assert_eq!(named("write_2048").kv_tokens(), 2048);
+        assert_eq!(named("write_2048").kv_tokens(None), 2048);
         Ok(())
     }
 
@@ -261,17 +195,17 @@ mod tests {
             assert!(same.is_none_or(|c| c.seqs == case.seqs && c.tokens == case.tokens), "{}", case.id);
         }
         let named = |id: &str| cuda.cases.iter().find(|c| c.id == id).unwrap();
-        assert_eq!(named("decode_b256_c32768").kv_tokens(), 256 * 32768);
-        assert_eq!(named("prefill_8x32768").visible_pairs(), 8 * 32768 * 32769 / 2);
-        assert_eq!(named("chunk_512_over_32256").kv_tokens(), 32768);
+        assert_eq!(named("decode_b256_c32768").kv_tokens(None), 256 * 32768);
+        assert_eq!(named("prefill_8x32768").visible_pairs(None), 8 * 32768 * 32769 / 2);
+        assert_eq!(named("chunk_512_over_32256").kv_tokens(None), 32768);
         assert_eq!(named("mixed_4p2048_64d4096").new_tokens(), 4 * 2048 + 64);
         assert_eq!(named("write_262144").tokens, 262_144);
         assert!(named("mla_decode_b128_c4096").latent && !named("decode_b128_c8192").latent);
-        let latent = own.heads.iter().find(|h| h.id == "mla/128").unwrap();
-        assert_eq!([latent.q_head(), latent.out_head(), latent.kv_width()], [192, 128, 576]);
+        let latent = own.heads.iter().find(|h| h.id == "mla/128").unwrap().layer("cuda", DType::BF16);
+        assert_eq!([latent.q_head(), latent.out_head(), latent.token_bytes()], [192, 128, 576 * 2]);
         assert_eq!([latent.widths(Kind::Decode), latent.widths(Kind::Prefill)], [1088, 320]);
         // The largest case fits into the pool at 32/8/128.
-        assert!(named("decode_b256_c32768").kv_tokens() * 8 * 128 * 4 <= own.semantics.pool_bytes);
+        assert!(named("decode_b256_c32768").kv_tokens(None) * 8 * 128 * 4 <= own.semantics.pool_bytes);
         Ok(())
     }
 

@@ -3,11 +3,7 @@
 mod attention;
 mod builder;
 mod cases;
-mod cpu;
-mod cuda;
 mod engine;
-mod meter;
-mod samples;
 
 use super::{CliError, args::EngineArgs, parse, session};
 use clap::{Args, Subcommand};

@@ -63,8 +63,8 @@ fn asked(r: &StartupReport) -> String {
 /// Groups that differ in their layers alone, together.
 fn alike(groups: &[GroupReport]) -> Vec<(Vec<&GroupReport>, &GroupReport)> {
     let same = |a: &GroupReport, b: &GroupReport| {
-        (&a.kind, &a.backend, &a.refused, &a.kv_cache_spec, a.fast_prefill)
-            == (&b.kind, &b.backend, &b.refused, &b.kv_cache_spec, b.fast_prefill)
+        (&a.kind, &a.backend, &a.measured, &a.refused, &a.kv_cache_spec, a.fast_prefill)
+            == (&b.kind, &b.backend, &b.measured, &b.refused, &b.kv_cache_spec, b.fast_prefill)
             && a.kernel_block_size == b.kernel_block_size
     };
     let mut out: Vec<(Vec<&GroupReport>, &GroupReport)> = vec![];
@@ -86,6 +86,9 @@ fn group(out: &mut dyn Write, groups: &[&GroupReport], g: &GroupReport) -> Resul
     writeln!(out, "  backend  {backend}")?;
     if let Some(parts) = &g.parts {
         writeln!(out, "  parts    decodes on {}, prefills on {}", parts.decodes, parts.prefills)?;
+    }
+    if let Some(figures) = &g.measured {
+        writeln!(out, "  because  {figures}")?;
     }
     for r in &g.refused {
         writeln!(out, "  refused  {}: {}", r.backend, r.reasons.join("; "))?;

@@ -1,12 +1,6 @@
 //! A measurement, as JSON and as a row of the table.
 
-use super::{
-    super::{
-        cases::{CacheState, Case, Kind},
-        samples::Timing,
-    },
-    setup::Setup,
-};
+use super::super::super::measure::{CacheState, Kind, Measured, Prepared};
 use headway_tensor::DType;
 use serde::Serialize;
 
@@ -38,36 +32,28 @@ pub struct Line {
 
 impl Line {
     /// What a case took.
-    pub fn new(s: &Setup<'_>, case: &Case, block_size: usize, t: Timing) -> Self {
-        let h = s.heads;
-        let bytes = s.kv_bytes(case) as f64;
-        let flops = (2 * h.widths(case.kind) * h.num_heads * case.visible_pairs()) as f64;
+    pub fn new(prepared: &Prepared<'_>, m: Measured) -> Self {
+        let (s, case, t) = (prepared.setup(), prepared.case(), m.timing);
         let by_bytes = matches!(case.kind, Kind::Decode | Kind::Write);
-        let least = s.ceilings.least_seconds(case.kind, bytes, flops);
         Self {
             bench: "attention",
             peer: "headway",
             backend: s.backend.rules().name.to_string(),
             isa: s.meter.isa(),
             case: case.id.clone(),
-            kind: match case.kind {
-                Kind::Decode => "decode",
-                Kind::Prefill => "prefill",
-                Kind::Mixed => "mixed",
-                Kind::Write => "write",
-            },
-            heads: h.id.clone(),
-            dtype: short(s.dtype),
-            block_size,
+            kind: case.kind.name(),
+            heads: s.layer.name.clone(),
+            dtype: short(s.layer.need.dtype),
+            block_size: m.block_size,
             threads: s.device.threads,
             cache: if case.cache == CacheState::Hot { "hot" } else { "cold" },
             median_ms: t.median * 1e3,
             min_ms: t.min * 1e3,
             max_ms: t.max * 1e3,
-            gbps: bytes / t.median / 1e9,
-            gflops: flops / t.median / 1e9,
-            ceiling: least.map(|least| (if by_bytes { bytes } else { flops }) / least / 1e9),
-            share_of_ceiling: least.map(|least| least / t.median),
+            gbps: m.bytes / t.median / 1e9,
+            gflops: m.flops / t.median / 1e9,
+            ceiling: m.least.map(|least| (if by_bytes { m.bytes } else { m.flops }) / least / 1e9),
+            share_of_ceiling: m.least.map(|least| least / t.median),
         }
     }
 }

@@ -1,17 +1,19 @@
 //! `headway bench attention`: one layer's calls, case by case, held against the device's ceilings.
 
-mod layer;
 mod line;
 mod paced;
-mod setup;
-mod tables;
 
 use super::{
-    super::{CliError, parse},
+    super::{
+        CliError,
+        measure::{
+            Case, Layer, Prepared, Setup, cpu,
+            meter::{self, Ceilings, Meter, Pool},
+        },
+        parse,
+    },
     all_of_kind, backend,
-    cases::{Case, CaseFile, Heads},
-    cpu,
-    meter::{self, Ceilings, Meter, Pool},
+    cases::{CaseFile, Heads},
     progress, show,
 };
 use clap::Args;
@@ -25,9 +27,8 @@ use headway_engine::{
     },
 };
 use headway_tensor::DType;
-use layer::Prepared;
+use line::Line;
 use regex::Regex;
-use setup::Setup;
 use std::{io::Write, path::PathBuf, sync::Arc};
 
 #[derive(Args, Debug)]
@@ -79,6 +80,8 @@ struct Bench<'a> {
     /// `cpu` or `cuda`.
     platform: &'static str,
     file: CaseFile,
+    /// Its heads in each dtype that is asked for.
+    layers: Vec<Layer>,
     /// The one that was named; or the device's first for softmax attention, and all that it has for latent attention.
     backends: Vec<(Arc<dyn DynBackend>, KvCacheLayout)>,
 }
@@ -87,8 +90,7 @@ struct Bench<'a> {
 struct Run<'a> {
     backend: &'a Arc<dyn DynBackend>,
     layout: KvCacheLayout,
-    heads: &'a Heads,
-    dtype: DType,
+    layer: &'a Layer,
     block_size: Option<usize>,
     case: &'a Case,
 }
@@ -131,7 +133,8 @@ pub fn run(args: &AttentionArgs, registry: &Registry) -> Result<(), CliError> {
                 continue;
             }
             let mut prepared = Prepared::new(setup, run.case, pool)?;
-            let line = prepared.measure(args.repetitions, pool)?;
+            let measured = prepared.measure(args.repetitions, pool)?;
+            let line = Line::new(&prepared, measured);
             bar.suspend(|| {
                 if let Some(note) = prepared.note() {
                     note!("headway: {note}");
@@ -157,21 +160,19 @@ impl<'a> Bench<'a> {
         let platform = devices::named(&options(args, None))?.kind;
         let file = CaseFile::read(args.cases.as_deref(), platform)?;
         let dtypes = dtypes(args, &file)?;
-        let layer = |heads: &Heads, dtype: DType| LayerNeed {
-            platform: platform.into(),
-            head_size: heads.head_size,
-            head_size_v: heads.head_size,
-            num_heads: heads.num_heads,
-            latent: heads.latent.map(Into::into),
-            dtype,
-            ..LayerNeed::default()
+        // Standard input may name any of them.
+        let all = [DType::BF16, DType::F16, DType::F32];
+        let named = if args.from_stdin { &all[..] } else { &dtypes };
+        let in_dtypes = |h: &Heads| named.iter().map(|&d| h.layer(platform, d)).collect::<Vec<_>>();
+        let layers: Vec<Layer> = file.heads.iter().flat_map(in_dtypes).collect();
+        let needs = |kind: KindTag| -> Vec<LayerNeed> {
+            let needs = layers.iter().map(|l| &l.need).filter(|n| n.kind == kind);
+            needs.filter(|n| dtypes.contains(&n.dtype)).cloned().collect()
         };
-        let of_heads = |heads| dtypes.iter().map(move |&dtype| layer(heads, dtype));
-        let (latent, plain): (Vec<_>, Vec<_>) = file.heads.iter().partition(|h| h.latent.is_some());
-        let layers = |heads: Vec<_>| heads.into_iter().flat_map(of_heads).collect::<Vec<_>>();
-        let mut backends = vec![backend(args.backend.as_deref(), registry, platform, &layers(plain))?];
+        let plain = needs(KindTag::Standard);
+        let mut backends = vec![backend(args.backend.as_deref(), registry, platform, &plain)?];
         if args.backend.is_none() {
-            backends.extend(all_of_kind(registry, platform, KindTag::Mla, &layers(latent)));
+            backends.extend(all_of_kind(registry, platform, KindTag::Mla, &needs(KindTag::Mla)));
         }
         let asked = decide::layout(args.kv_layout.as_deref())?;
         let with_layout = |backend: Arc<dyn DynBackend>| {
@@ -190,32 +191,29 @@ impl<'a> Bench<'a> {
             Ok((backend, layout))
         };
         let backends = backends.into_iter().map(with_layout).collect::<Result<_, _>>()?;
-        Ok(Self { args, platform, file, backends })
+        Ok(Self { args, platform, file, layers, backends })
     }
 
-    /// Who computes these heads.
-    fn backends(&self, heads: &Heads) -> impl Iterator<Item = &(Arc<dyn DynBackend>, KvCacheLayout)> {
-        let kind = if heads.latent.is_some() { KindTag::Mla } else { KindTag::Standard };
+    /// Who computes such a layer.
+    fn backends(&self, layer: &Layer) -> impl Iterator<Item = &(Arc<dyn DynBackend>, KvCacheLayout)> {
+        let kind = layer.need.kind;
         self.backends.iter().filter(move |(b, _)| b.rules().kind == kind)
     }
 
     /// What matches.
     fn runs(&self) -> Result<Vec<Run<'_>>, CliError> {
         let (a, file) = (self.args, &self.file);
-        let dtypes = dtypes(a, file)?;
         let sizes: Vec<Option<usize>> = match a.block_size.is_empty() {
             true => vec![None],
             false => a.block_size.iter().copied().map(Some).collect(),
         };
         let mut runs = vec![];
-        for heads in &file.heads {
-            for &dtype in &dtypes {
-                for &block_size in &sizes {
-                    for case in file.cases.iter().filter(|c| c.latent == heads.latent.is_some()) {
-                        let of = |(backend, layout)| Run { backend, layout, heads, dtype, block_size, case };
-                        let all = self.backends(heads).map(|(backend, layout)| of((backend, *layout)));
-                        runs.extend(all.filter(|run| a.filter.is_match(&run.name())));
-                    }
+        for layer in &self.layers {
+            for &block_size in &sizes {
+                for case in file.cases.iter().filter(|c| c.latent == layer.need.latent.is_some()) {
+                    let of = |(backend, layout)| Run { backend, layout, layer, block_size, case };
+                    let all = self.backends(layer).map(|(backend, layout)| of((backend, *layout)));
+                    runs.extend(all.filter(|run| a.filter.is_match(&run.name())));
                 }
             }
         }
@@ -250,8 +248,8 @@ impl<'a> Bench<'a> {
         meter: &'b dyn Meter,
         ceilings: &'b Ceilings,
     ) -> Setup<'b> {
-        let &Run { backend, layout, heads, dtype, block_size, .. } = run;
-        Setup { backend, device, meter, ceilings, heads, dtype, block_size, layout }
+        let &Run { backend, layout, layer, block_size, .. } = run;
+        Setup { backend, device, meter, ceilings, layer, block_size, layout }
     }
 
     /// Bytes of the pool as asked.
@@ -297,7 +295,7 @@ impl<'a> Bench<'a> {
 impl Run<'_> {
     /// What `--filter` sees.
     fn name(&self) -> String {
-        format!("{} {} {}", self.case.id, self.heads.id, line::short(self.dtype))
+        format!("{} {} {}", self.case.id, self.layer.name, line::short(self.layer.need.dtype))
     }
 }
 

@@ -2,16 +2,12 @@
 //! measure others in between. What is asked for again goes on where it was.
 
 use super::{
-    super::{
-        super::CliError,
-        cases::{Case, CaseFile, Heads},
-        meter,
+    super::super::{
+        CliError,
+        measure::{Case, Layer, Prepared, meter},
     },
-    Bench, Run, element, heading,
-    layer::Prepared,
-    show,
+    Bench, Line, Run, element, heading, show,
 };
-use headway_tensor::DType;
 use std::io::BufRead;
 
 /// Reads names until there are no more, and answers each with a measurement.
@@ -38,30 +34,33 @@ pub fn run(bench: &Bench<'_>) -> Result<(), CliError> {
         let mut prepared = match last.take() {
             Some((of, prepared)) if of == name => prepared,
             _ => {
-                let (case, heads, dtype) = find(&bench.file, &name)?;
+                let (case, layer) = find(bench, &name)?;
                 let none =
                     || CliError::Usage(format!("standard input: {name:?}: no backend for these heads"));
-                let &(ref backend, layout) = bench.backends(heads).next().ok_or_else(none)?;
-                let run = Run { backend, layout, heads, dtype, block_size, case };
+                let &(ref backend, layout) = bench.backends(layer).next().ok_or_else(none)?;
+                let run = Run { backend, layout, layer, block_size, case };
                 let setup = bench.setup(&run, &device, &*meter, &ceilings);
                 Prepared::new(setup, case, &pool)?
             }
         };
-        show(&prepared.measure(a.repetitions, &mut pool)?, a.json)?;
+        let measured = prepared.measure(a.repetitions, &mut pool)?;
+        show(&Line::new(&prepared, measured), a.json)?;
         last = Some((name, prepared));
     }
     Ok(())
 }
 
-/// A name's case, heads and dtype.
-fn find<'f>(file: &'f CaseFile, name: &str) -> Result<(&'f Case, &'f Heads, DType), CliError> {
+/// A name's case, and its heads in its dtype.
+fn find<'f>(bench: &'f Bench<'_>, name: &str) -> Result<(&'f Case, &'f Layer), CliError> {
     let wrong = |why: &str| CliError::Usage(format!("standard input: {name:?}: {why}"));
     let [case, heads, dtype] = name.split_whitespace().collect::<Vec<_>>()[..] else {
         return Err(wrong("a line is a case, heads and a dtype, such as decode_b1_c512 32/8/128 bf16"));
     };
+    let file = &bench.file;
     let case = file.cases.iter().find(|c| c.id == case).ok_or_else(|| wrong("no such case in the file"))?;
-    let heads =
-        file.heads.iter().find(|h| h.id == heads).ok_or_else(|| wrong("no such heads in the file"))?;
+    let of_heads = |l: &&Layer| l.name == heads;
+    bench.layers.iter().find(of_heads).ok_or_else(|| wrong("no such heads in the file"))?;
     let dtype = element(dtype).map_err(|e| wrong(&e))?;
-    Ok((case, heads, dtype))
+    let in_dtype = bench.layers.iter().filter(of_heads).find(|l| l.need.dtype == dtype);
+    Ok((case, in_dtype.ok_or_else(|| wrong("no such dtype"))?))
 }

@@ -2,7 +2,7 @@
 //! are in a file a device: [`super::cpu`], [`super::cuda`].
 
 use super::{
-    cases::Kind,
+    case::Kind,
     cpu::CpuMeter,
     cuda::CudaMeter,
     samples::{Sampler, Timing},

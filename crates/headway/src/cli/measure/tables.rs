@@ -1,6 +1,6 @@
 //! Which blocks and slots a case's calls touch.
 
-use super::super::cases::{Case, Kind};
+use super::case::{Case, Kind};
 use headway_attention::{CommonAttentionMetadata, Result, StepInputs};
 use headway_tensor::{Dual, Exec, Persistent, Pod, View};
 use rand_chacha::{

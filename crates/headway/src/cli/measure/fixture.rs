@@ -2,19 +2,16 @@
 //! built beforehand; the calls alone are timed.
 
 use super::{
-    super::{
-        CliError,
-        cases::{CacheState, Case, Kind},
-        meter::Pool,
-        samples::{Sampler, Timing},
-    },
-    line::Line,
+    super::CliError,
+    case::{CacheState, Case, Kind},
+    meter::Pool,
+    samples::{Sampler, Timing},
     setup::Setup,
     tables::{blocks_of, common, shuffle, view, write_slots},
 };
 use headway_attention::{
-    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, GraphSupport, GroupInfo, KvCacheSpec, KvHandle,
-    LayerArgs, LayerKernel, MlaArgs, Qkv, Result, StepEntry, StepMetadata, build_step,
+    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, GraphSupport, GroupInfo, KvHandle, LayerArgs,
+    LayerKernel, MlaArgs, Qkv, Result, StepEntry, StepMetadata, build_step,
 };
 use headway_tensor::{Linear, LinearPart, SharedBytes, Tensor, View, Weight, WeightType};
 use std::sync::Arc;
@@ -53,10 +50,38 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     /// The backend's own.
-    pub fn measure(&mut self, samples: Option<usize>, pool: &mut Pool) -> Result<Line> {
+    pub fn measure(&mut self, samples: Option<usize>, pool: &mut Pool) -> Result<Measured> {
         let timing = self.fixture.time(&mut self.sampler, samples, &self.setup, self.case, pool)?;
-        Ok(Line::new(&self.setup, self.case, self.block_size, timing))
+        let (layer, case) = (self.setup.layer, self.case);
+        let (bytes, flops) = (layer.kv_bytes(case) as f64, layer.flops(case));
+        let least = self.setup.ceilings.least_seconds(case.kind, bytes, flops);
+        Ok(Measured { timing, block_size: self.block_size, bytes, flops, least })
     }
+
+    /// What is set up.
+    pub fn setup(&self) -> &Setup<'a> {
+        &self.setup
+    }
+
+    /// The case.
+    pub fn case(&self) -> &'a Case {
+        self.case
+    }
+}
+
+/// What a case took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Seconds a call.
+    pub timing: Timing,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Of the cache, each counted once however many query heads share it.
+    pub bytes: f64,
+    /// Operations.
+    pub flops: f64,
+    /// The least seconds that the device could take, where that is known.
+    pub least: Option<f64>,
 }
 
 /// A layer with its cache, and metadata for each table that the calls rotate through.
@@ -84,7 +109,8 @@ impl Fixture {
         block_size: usize,
         pool: &Pool,
     ) -> std::result::Result<Self, CliError> {
-        let (h, ops) = (s.heads, &*s.device.ops);
+        let (layer, need, ops) = (s.layer, &s.layer.need, &*s.device.ops);
+        let (latent, dtype) = (need.latent, need.dtype);
         let spec = s.spec(block_size);
         let page = spec.page_size_bytes();
         let num_blocks = pool.bytes() / page;
@@ -103,24 +129,20 @@ impl Fixture {
         let tables = match case.cache {
             CacheState::Hot => 1,
             CacheState::Cold => {
-                let bytes = s.kv_bytes(case) * if cold_sources { 2 } else { 1 };
+                let bytes = layer.kv_bytes(case) * if cold_sources { 2 } else { 1 };
                 s.meter.rotation(bytes, (num_blocks / needed).clamp(1, MOST_TABLES))
             }
         };
         let info = GroupInfo {
-            latent: s.latent(),
+            latent,
             layers: vec![AttnLayer(0)],
             layout: s.layout,
             max_num_reqs: case.seqs.len().max(1),
             max_num_tokens: case.new_tokens(),
             max_model_len: case.seqs.iter().map(|q| q[1]).max().unwrap_or(1),
-            ..GroupInfo::new(
-                match h.latent {
-                    Some(_) => KvCacheSpec::Mla(spec),
-                    None => KvCacheSpec::Full(spec),
-                },
-                h.num_heads,
-            )
+            num_speculative_tokens: need.num_speculative_tokens,
+            batch_invariant: need.use_batch_invariant,
+            ..GroupInfo::new(spec, need.num_heads)
         };
         let handle = KvHandle {
             buf: 0,
@@ -129,12 +151,12 @@ impl Fixture {
             page_bytes: page,
             num_blocks,
             block_size,
-            dtype: s.dtype,
+            dtype: layer.cache.dtype(),
             layout: s.layout,
             // Otherwise keys and values of the new tokens lie in the cache already.
             shared: !write,
         };
-        let decodes = h.latent.is_some() && case.kind == Kind::Decode;
+        let decodes = latent.is_some() && case.kind == Kind::Decode;
         let config = match decodes {
             // As many workspaces as tables, and no prefill: the smallest, where the backend has the setting.
             true => s.backend.parse_config(Some(&serde_json::json!({ "workspace_tokens": 16 }))),
@@ -149,7 +171,7 @@ impl Fixture {
             if write {
                 slots.push(view(ops, &write_slots(case.tokens, table, block_size))?);
             } else {
-                if builders.len() == entries.len() && (h.latent.is_none() || decodes) {
+                if builders.len() == entries.len() && (latent.is_none() || decodes) {
                     builders.push(builder()?);
                 }
                 let last = builders.len() - 1;
@@ -161,20 +183,23 @@ impl Fixture {
         }
         let (rows, sources) = (case.new_tokens(), if cold_sources { slots.len() } else { 1 });
         let numbers = |rows: usize, heads: usize, width: usize, seed: u64| {
-            s.meter.numbers(s.dtype, &[rows, heads, width], seed)
+            s.meter.numbers(dtype, &[rows, heads, width], seed)
         };
-        let (kv_heads, width) = (h.num_kv_heads, h.head_size);
+        let (kv_heads, k_width, v_width) = (need.num_kv_heads, need.head_size, need.head_size_v);
         Ok(Self {
             _builders: builders,
-            layer: layer(s)?,
+            layer: kernel(s)?,
             handle,
             entries,
             slots,
-            q: numbers(rows, h.num_heads, h.q_head(), 1)?,
+            q: numbers(rows, need.num_heads, layer.q_head(), 1)?,
             // Of latent attention the first are the rows of the cache.
-            kv: [numbers(rows * sources, kv_heads, width, 2)?, numbers(rows * sources, kv_heads, width, 3)?],
+            kv: [
+                numbers(rows * sources, kv_heads, k_width, 2)?,
+                numbers(rows * sources, kv_heads, v_width, 3)?,
+            ],
             sources,
-            out: Tensor::zeros(ops, s.dtype, &[rows, h.num_heads * h.out_head()])
+            out: Tensor::zeros(ops, dtype, &[rows, need.num_heads * layer.out_head()])
                 .map_err(AttentionError::from)?,
             captured,
         })
@@ -200,11 +225,11 @@ impl Fixture {
                     layer.write_kv_cache(ops, &x, cache, &slots[i % slots.len()])
                 }
                 LayerKernel::Standard(layer) => {
-                    let out = out.view_mut().heads(s.heads.num_heads)?;
+                    let out = out.view_mut().heads(s.layer.need.num_heads)?;
                     layer.run(ops, &Qkv { q: q.view(), k, v }, cache, &entries[i % entries.len()], out)
                 }
                 LayerKernel::Mla(layer) => {
-                    let latent = kv[0].view_as(&[rows, s.heads.head_size])?;
+                    let latent = kv[0].view_as(&[rows, s.layer.need.head_size])?;
                     layer.run(ops, q.view(), latent, cache, &entries[i % entries.len()], out.view_mut())
                 }
                 LayerKernel::StateSpace(_) => Err(wrong_kind(s)),
@@ -224,40 +249,50 @@ fn can_be_captured(support: GraphSupport, kind: Kind) -> bool {
     }
 }
 
-fn layer(s: &Setup<'_>) -> Result<LayerKernel> {
-    let h = s.heads;
-    let scale = (h.q_head() as f32).powf(-0.5);
+/// What softmax caps its logits at, where it does: the time doesn't depend on it.
+const SOFT_CAP: f32 = 50.0;
+
+fn kernel(s: &Setup<'_>) -> Result<LayerKernel> {
+    let need = &s.layer.need;
+    let (heads, dtype) = (need.num_heads, need.dtype);
+    let kv_cache_dtype = s.layer.cache.dtype();
+    let scale = (s.layer.q_head() as f32).powf(-0.5);
     let config = s.backend.parse_config(None)?;
-    if let Some(l) = s.latent() {
-        let kv_b_proj = projection(s, h.num_heads * (l.qk_nope_head_dim + l.v_head_dim), l.kv_lora_rank)?;
+    if let Some(l) = need.latent {
+        let kv_b_proj = projection(s, heads * (l.qk_nope_head_dim + l.v_head_dim), l.kv_lora_rank)?;
         let args = MlaArgs {
             layer: AttnLayer(0),
-            num_heads: h.num_heads,
+            num_heads: heads,
             kv_lora_rank: l.kv_lora_rank,
             qk_nope_head_dim: l.qk_nope_head_dim,
             qk_rope_head_dim: l.qk_rope_head_dim,
             v_head_dim: l.v_head_dim,
             scale,
             kv_b_proj: &kv_b_proj,
-            dtype: s.dtype,
-            kv_cache_dtype: s.dtype,
+            dtype,
+            kv_cache_dtype,
             kv_scale: 1.0,
         };
         return s.backend.layer(&LayerArgs::Mla(args), &config);
     }
+    let slopes: Vec<f32> = (1..=heads).map(|h| -(h as f32) / heads as f32).collect();
+    let sinks = match need.has_sinks {
+        true => Some(view(&*s.device.ops, &vec![0.0f32; heads])?),
+        false => None,
+    };
     let args = AttentionArgs {
         layer: AttnLayer(0),
-        num_heads: h.num_heads,
-        num_kv_heads: h.num_kv_heads,
-        head_size: h.head_size,
-        head_size_v: h.head_size,
+        num_heads: heads,
+        num_kv_heads: need.num_kv_heads,
+        head_size: need.head_size,
+        head_size_v: need.head_size_v,
         scale,
-        sliding_window: None,
-        logit_soft_cap: None,
-        alibi_slopes: None,
-        sinks: None,
-        dtype: s.dtype,
-        kv_cache_dtype: s.dtype,
+        sliding_window: need.sliding_window,
+        logit_soft_cap: need.has_logit_soft_cap.then_some(SOFT_CAP),
+        alibi_slopes: need.has_alibi.then_some(&slopes),
+        sinks: sinks.as_ref(),
+        dtype,
+        kv_cache_dtype,
         k_scale: 1.0,
         v_scale: 1.0,
     };
@@ -275,7 +310,7 @@ fn projection(s: &Setup<'_>, rows: usize, cols: usize) -> Result<Arc<dyn Linear>
     let bytes: Vec<u8> = (0..rows * cols).flat_map(|_| next().to_le_bytes()).collect();
     let weight = Weight::new("kv_b_proj", WeightType::BF16, vec![rows, cols], SharedBytes::new(bytes))
         .map_err(|e| AttentionError::Inputs(e.to_string()))?;
-    Ok(s.device.ops.load_linear(vec![LinearPart { weight, bias: None }], Some(s.dtype))?)
+    Ok(s.device.ops.load_linear(vec![LinearPart { weight, bias: None }], Some(s.layer.need.dtype))?)
 }
 
 fn wrong_kind(s: &Setup<'_>) -> AttentionError {

@@ -1,0 +1,26 @@
+//! Measured choices: `headway tune` measures the backends that a model's layers could have and keeps a [`Profile`];
+//! `--attention-backend tuned` starts with what it chose.
+//!
+//! | file | what |
+//! |---|---|
+//! | `key.rs` | what figures hold for: the machine, the versions, the layers' shapes |
+//! | `profile.rs` | the file: all figures, and what they chose |
+//! | `rule.rs` | how figures become a choice |
+//! | `question.rs` | what is there to measure of a model on a device |
+//! | `tuned.rs` | a profile that holds here, as start-up asks it |
+//!
+//! Nothing here measures: the program's `measure` does.
+
+mod error;
+mod key;
+mod profile;
+mod question;
+mod rule;
+mod tuned;
+
+pub use error::TuningError;
+pub use key::{Here, Machine, Shape, differences};
+pub use profile::{Candidate, Figure, LayerProfile, Profile, default_path};
+pub use question::{LayerQuestion, Question};
+pub use rule::{Class, MARGIN, Setting, Weights, choose};
+pub use tuned::{TUNED, Tuned, asked};

@@ -1,0 +1,171 @@
+//! A profile that holds here, as start-up asks it.
+
+use super::{
+    LayerProfile, Machine, Profile, Setting, TuningError, default_path,
+    key::{Here, Shape, differences, other_layers},
+    profile::kept,
+};
+use crate::{
+    options::EngineOptions,
+    runner::{StartupError, devices},
+};
+use headway_attention::{BackendRequest, LayerNeed, Registry};
+use std::path::PathBuf;
+
+/// What `--attention-backend` names instead of a backend.
+pub const TUNED: &str = "tuned";
+
+/// Whether the measured choice is asked for.
+///
+/// # Errors
+/// A profile that is named and not asked for.
+pub fn asked(options: &EngineOptions) -> Result<bool, StartupError> {
+    let tuned = options.attention_backend.as_deref().is_some_and(|b| b.eq_ignore_ascii_case(TUNED));
+    match &options.profile {
+        Some(path) if !tuned => Err(StartupError::Option {
+            option: "--profile",
+            value: path.display().to_string(),
+            why: "is read with --attention-backend tuned alone; give that too, or leave it out".into(),
+        }),
+        _ => Ok(tuned),
+    }
+}
+
+/// Where a profile lies: as asked, or where [`default_path`] says.
+pub(super) fn path<'a>(
+    options: &EngineOptions,
+    machine: &Machine,
+    shapes: impl Iterator<Item = (&'a Shape, usize)>,
+) -> Result<PathBuf, TuningError> {
+    match &options.profile {
+        Some(path) => Ok(path.clone()),
+        None => default_path(machine, shapes),
+    }
+}
+
+/// A profile of this machine, these versions and these layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuned {
+    /// Its file.
+    pub path: PathBuf,
+    profile: Profile,
+}
+
+impl Tuned {
+    /// The profile for these needs (one a layer).
+    ///
+    /// # Errors
+    /// [`TuningError`]: none is there, it is no profile, or holds elsewhere, which it says with both sides; a backend
+    /// that the program doesn't have.
+    pub fn read(
+        options: &EngineOptions,
+        here: &Here,
+        registry: &Registry,
+        needs: &[LayerNeed],
+    ) -> Result<Self, StartupError> {
+        let shapes = shapes(needs);
+        let path = path(options, &here.machine, layers(&shapes).into_iter())?;
+        let profile = Profile::read(&path)?;
+        Ok(Self { path, profile }.held_against(here, registry, &shapes)?)
+    }
+
+    /// The profile of a card that is named and not opened: of its machine, platform and capability are held against it.
+    ///
+    /// # Errors
+    /// As [`Tuned::read`]; several that could be meant.
+    pub fn of_named(
+        options: &EngineOptions,
+        platform: &str,
+        capability: &str,
+        registry: &Registry,
+        needs: &[LayerNeed],
+    ) -> Result<Self, StartupError> {
+        let shapes = shapes(needs);
+        let is_it = |p: &Profile| {
+            p.machine.platform == platform && p.machine.compute_capability.as_deref() == Some(capability)
+        };
+        let path = match &options.profile {
+            Some(path) => path.clone(),
+            None => kept(layers(&shapes).into_iter(), is_it)?,
+        };
+        let profile = Profile::read(&path)?;
+        let machine = Machine {
+            platform: platform.into(),
+            compute_capability: Some(capability.into()),
+            ..profile.machine.clone()
+        };
+        let here = devices::here(machine, registry);
+        Ok(Self { path, profile }.held_against(&here, registry, &shapes)?)
+    }
+
+    /// The same, where it holds here.
+    fn held_against(
+        self,
+        here: &Here,
+        registry: &Registry,
+        shapes: &[(Shape, usize)],
+    ) -> Result<Self, TuningError> {
+        let p = &self.profile;
+        let mut differ = differences(&p.here(), here);
+        differ.extend(other_layers(&p.shapes(), &layers(shapes)));
+        let unknown = |l: &&LayerProfile| registry.get_on(&l.backend, &here.machine.platform).is_err();
+        differ.extend(p.layers.iter().find(unknown).map(|l| {
+            format!("backend {}: chosen in the profile, and this program has none of that name", l.backend)
+        }));
+        match differ.is_empty() {
+            true => Ok(self),
+            false => Err(TuningError::Elsewhere { path: self.path, differences: differ }),
+        }
+    }
+
+    fn layer(&self, need: &LayerNeed) -> Option<&LayerProfile> {
+        let shape = Shape::of(need);
+        self.profile.layers.iter().find(|l| l.shape == shape)
+    }
+
+    /// What selection is asked for a layer: the measured choice, where `--backend-per-kind` names no other.
+    pub fn request(&self, need: &LayerNeed, options: &EngineOptions) -> BackendRequest {
+        BackendRequest {
+            backend: self.layer(need).map(|l| l.backend.clone()),
+            per_kind: options.backend_per_kind.clone(),
+        }
+    }
+
+    /// The figures behind a layer's backend, in a line; `None` where another backend was asked for.
+    pub fn because(&self, need: &LayerNeed, backend: &str) -> Option<String> {
+        let layer = self.layer(need).filter(|l| l.backend == backend)?;
+        let day = self.profile.day();
+        match (&layer.not_measured, layer.because(&self.profile.setting)) {
+            (_, Some(figures)) => Some(format!("measured {day}: {figures}")),
+            (Some(why), None) => Some(format!("not measured {day}: {why}")),
+            (None, None) => None,
+        }
+    }
+
+    /// What was chosen for all layers.
+    pub fn setting(&self) -> &Setting {
+        &self.profile.setting
+    }
+
+    /// The profile in words, for the report.
+    pub fn describe(&self) -> String {
+        let p = &self.profile;
+        format!("measured {} on {}; {}", p.day(), p.machine.describe(), self.path.display())
+    }
+}
+
+fn layers(shapes: &[(Shape, usize)]) -> Vec<(&Shape, usize)> {
+    shapes.iter().map(|(s, n)| (s, *n)).collect()
+}
+
+/// The shapes of needs, each with the number of layers that have it, in order.
+fn shapes(needs: &[LayerNeed]) -> Vec<(Shape, usize)> {
+    let mut out: Vec<(Shape, usize)> = vec![];
+    for shape in needs.iter().map(Shape::of) {
+        match out.iter_mut().find(|(s, _)| *s == shape) {
+            Some((_, n)) => *n += 1,
+            None => out.push((shape, 1)),
+        }
+    }
+    out
+}

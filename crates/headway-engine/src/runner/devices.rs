@@ -68,12 +68,18 @@ impl OpenDevice {
             return Err(StartupError::Tensor(TensorError::Unsupported(what)));
         };
         cpu.lower_attention_isa(isa)?;
-        if isa != cpu.isa() {
-            self.description += &format!(", attention in {isa}");
+        let all = cpu.isa();
+        let without = self.description.find(LOWERED).unwrap_or(self.description.len());
+        self.description.truncate(without);
+        if isa != all {
+            self.description += &format!("{LOWERED}{isa}");
         }
         Ok(())
     }
 }
+
+/// Before a lowered instruction set, in a description.
+const LOWERED: &str = ", attention in ";
 
 /// A machine's part in [`Here`], with everything else that figures depend on.
 pub fn here(machine: Machine, registry: &Registry) -> Here {

@@ -17,6 +17,7 @@ mod stop;
 mod stream;
 mod tokenizer;
 
+pub(crate) use chat::strftime as date;
 pub use chat::{ChatTemplate, Clock, Message, TemplateSource, fuzz_chat};
 pub use error::TextError;
 pub use gguf::{GgufTokenizer, SUPPORTED_MODELS};

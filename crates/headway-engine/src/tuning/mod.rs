@@ -18,9 +18,16 @@ mod question;
 mod rule;
 mod tuned;
 
+use std::time::SystemTime;
+
 pub use error::TuningError;
 pub use key::{Here, Machine, Shape, differences};
 pub use profile::{Candidate, Figure, LayerProfile, Profile, default_path};
 pub use question::{LayerQuestion, Question};
 pub use rule::{Class, MARGIN, Setting, Weights, choose};
-pub use tuned::{TUNED, Tuned, asked};
+pub use tuned::{TUNED, Tuned, asked, is_asked};
+
+/// Now, in UTC, as a profile has it.
+pub fn now() -> String {
+    crate::text::date(SystemTime::now(), "%Y-%m-%dT%H:%M:%SZ")
+}

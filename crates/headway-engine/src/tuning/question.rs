@@ -2,9 +2,9 @@
 
 use super::key::{Here, Shape, words};
 use crate::{
-    loading::ModelFiles,
-    models::needs::LayerNeeds,
-    options::EngineOptions,
+    loading,
+    models::{dummy, needs::LayerNeeds},
+    options::{EngineOptions, LoadFormat},
     runner::{
         StartupError,
         devices::OpenDevice,
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 use headway_attention::{KvCacheSpec, LayerNeed, Registry};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A model on a device.
 pub struct Question {
@@ -45,17 +45,19 @@ pub struct LayerQuestion {
 }
 
 impl Question {
-    /// Of a model's files on an open device.
+    /// Of the model at `path` on an open device; of a `config.json`, whose weights don't matter here, as if they were
+    /// there.
     ///
     /// # Errors
     /// As start-up's, as far as it decides before selection.
-    pub fn of(
-        files: &ModelFiles,
-        options: &EngineOptions,
-        device: &OpenDevice,
-    ) -> Result<Self, StartupError> {
+    pub fn of(path: &Path, options: &EngineOptions, device: &OpenDevice) -> Result<Self, StartupError> {
         limits::refuse_what_is_not_there(options)?;
-        let facts = Facts::of(files)?;
+        let config_alone = path.extension().is_some_and(|e| e == "json");
+        let files = match options.load_format {
+            LoadFormat::Auto if !config_alone => loading::open(path)?,
+            _ => dummy::open(path)?,
+        };
+        let facts = Facts::of(&files)?;
         let plan = &facts.plan;
         let place = &device.place;
         let limits = Limits::resolve(options, plan.max_position_embeddings, place.usual_limits())?;

@@ -15,12 +15,17 @@ use std::path::PathBuf;
 /// What `--attention-backend` names instead of a backend.
 pub const TUNED: &str = "tuned";
 
+/// Whether an `--attention-backend` means the measured choice.
+pub fn is_asked(backend: Option<&str>) -> bool {
+    backend.is_some_and(|b| b.eq_ignore_ascii_case(TUNED))
+}
+
 /// Whether the measured choice is asked for.
 ///
 /// # Errors
 /// A profile that is named and not asked for.
 pub fn asked(options: &EngineOptions) -> Result<bool, StartupError> {
-    let tuned = options.attention_backend.as_deref().is_some_and(|b| b.eq_ignore_ascii_case(TUNED));
+    let tuned = is_asked(options.attention_backend.as_deref());
     match &options.profile {
         Some(path) if !tuned => Err(StartupError::Option {
             option: "--profile",

@@ -16,10 +16,12 @@ Examples:
   headway serve --port 8000
   headway embed --model ./all-MiniLM-L6-v2 \"a text\"
   headway explain ./config.json --engine vllm --device h100
+  headway tune --model ./Llama-3.1-8B --device cuda:0
   headway backends
 
 Every option of the engine has an environment twin (--block-size is HEADWAY_BLOCK_SIZE). Besides:
-  HEADWAY_CACHE_DIR     folder of fetched models [default: headway in the user's cache folder]
+  HEADWAY_CACHE_DIR     folder of fetched models and of profiles [default: headway in the user's cache
+                        folder]
   HEADWAY_KERNELS_DIR   folder of kernel modules [default: headway/modules in the user's cache folder]
   HEADWAY_HUB_TIMEOUT   seconds that the Hugging Face hub may stay silent
   HEADWAY_CPU_ISA       lowers the CPU's instruction set: portable, avx2, avx512,
@@ -52,6 +54,8 @@ pub enum Command {
     Explain(Box<ExplainArgs>),
     /// Measure attention calls, a step's metadata, or a whole model, beside what the machine does at most.
     Bench(Box<super::bench::BenchArgs>),
+    /// Measure the attention backends on a model's own layers, and keep which is quickest for --attention-backend tuned.
+    Tune(Box<super::tune::TuneArgs>),
     /// Build modules of other projects' kernels (FlashInfer's), and list them.
     Kernels(super::kernels::KernelsArgs),
     /// Fetch a model and say where it lies.

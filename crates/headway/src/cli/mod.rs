@@ -30,6 +30,7 @@ mod pull;
 mod sampling;
 mod serve;
 mod session;
+mod tune;
 
 pub use error::CliError;
 
@@ -73,6 +74,7 @@ fn run(
         Command::Explain(a) => explain::run(*a, registry),
         Command::Serve(a) => serve::run(*a, registry),
         Command::Bench(a) => bench::run(*a, registry),
+        Command::Tune(a) => tune::run(&a, registry),
         Command::Kernels(a) => kernels::run(&a),
         Command::Pull(a) => pull::run(&a),
     }

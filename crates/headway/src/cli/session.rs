@@ -9,7 +9,7 @@ use headway_engine::{
     sources::{self, FetchOptions, ModelSpec, TerminalProgress},
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Finds the model and opens it.
 pub fn open(args: &EngineArgs, registry: Registry) -> Result<LlmEngine, CliError> {
@@ -41,14 +41,7 @@ pub fn open_with<E>(
     open: impl FnOnce(&Path, &EngineOptions, OpenProgress<'_>) -> Result<E, StartupError>,
 ) -> Result<E, CliError> {
     let options = args.options(registry)?;
-    let path = match ModelSpec::parse(&args.model)? {
-        // A path needs no cache, and so none of the environment's folders.
-        ModelSpec::Path(path) => {
-            FetchOptions::check_env()?;
-            path
-        }
-        spec => sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?.path,
-    };
+    let path = find(&args.model)?;
     let bar = layer_bar();
     let engine = open(&path, &options, &mut |done, total| {
         bar.set_length(total as u64);
@@ -56,6 +49,18 @@ pub fn open_with<E>(
     });
     bar.finish_and_clear();
     Ok(engine?)
+}
+
+/// Where a model lies, by whatever it is named; fetched where it has to be.
+pub fn find(model: &str) -> Result<PathBuf, CliError> {
+    match ModelSpec::parse(model)? {
+        // A path needs no cache, and so none of the environment's folders.
+        ModelSpec::Path(path) => {
+            FetchOptions::check_env()?;
+            Ok(path)
+        }
+        spec => Ok(sources::resolve(&spec, &FetchOptions::from_env()?, &TerminalProgress::new())?.path),
+    }
 }
 
 /// Hidden where standard error is not a terminal.

@@ -20,3 +20,4 @@ mod serve_text;
 mod serving;
 mod startup;
 mod support;
+mod tune;

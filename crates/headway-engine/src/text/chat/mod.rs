@@ -15,6 +15,7 @@ mod syntax;
 #[doc(hidden)]
 pub use fuzz::fuzz_chat;
 pub(super) use limits::Limits;
+pub(crate) use strftime::strftime;
 
 use super::error::TextError;
 use minijinja::syntax::SyntaxConfig;

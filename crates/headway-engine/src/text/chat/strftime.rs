@@ -31,7 +31,7 @@ struct Parts {
 }
 
 /// Formats a time as Python's `strftime`; codes that are not known stay as they are.
-pub(super) fn strftime(time: SystemTime, format: &str) -> String {
+pub(crate) fn strftime(time: SystemTime, format: &str) -> String {
     let parts = split(time);
     let mut out = String::new();
     let mut chars = format.chars().peekable();

@@ -9,7 +9,6 @@ use super::{CliError, args::EngineArgs, parse, session};
 use clap::{Args, Subcommand};
 use headway_attention::{DynBackend, KindTag, LayerNeed, Registry};
 use headway_engine::{options::EngineOptions, runner::devices};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::{fmt::Display, io::Write, process::ExitCode, sync::Arc};
 
@@ -161,11 +160,4 @@ fn show(line: &(impl Serialize + Display), json: bool) -> Result<(), CliError> {
         false => writeln!(out, "{line}")?,
     }
     Ok(())
-}
-
-/// Hidden where standard error is not a terminal.
-fn progress(len: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} (about {eta} left)");
-    ProgressBar::with_draw_target(Some(len as u64), ProgressDrawTarget::stderr())
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

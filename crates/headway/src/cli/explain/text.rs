@@ -1,9 +1,12 @@
 //! The report for people.
 
 use headway_attention::{KvCacheSpec, group::kv::spec::KvQuantMode};
-use headway_engine::runner::{
-    StartupReport,
-    report::{GroupReport, SuggestionReport},
+use headway_engine::{
+    runner::{
+        StartupReport,
+        report::{GroupReport, SuggestionReport},
+    },
+    tuning,
 };
 use std::{
     collections::BTreeMap,
@@ -15,6 +18,10 @@ pub fn print(out: &mut dyn Write, r: &StartupReport) -> Result<()> {
     writeln!(out, "model      {}", r.model)?;
     writeln!(out, "engine     {} on {}", r.engine, r.device)?;
     writeln!(out, "options    {}", asked(r))?;
+    if let Some(why) = r.options.get("attention_backend").filter(|o| tuning::is_asked(o.requested.as_deref()))
+    {
+        writeln!(out, "tuned      {}", why.because.as_deref().unwrap_or_default())?;
+    }
     for (groups, first) in alike(&r.groups) {
         writeln!(out)?;
         group(out, &groups, first)?;

@@ -25,3 +25,13 @@ pub use fixture::{Measured, Prepared};
 pub use layer::Layer;
 pub use samples::Sampler;
 pub use setup::Setup;
+pub use tables::blocks_of;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Hidden where standard error is not a terminal.
+pub fn progress(len: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} (about {eta} left)");
+    ProgressBar::with_draw_target(Some(len as u64), ProgressDrawTarget::stderr())
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

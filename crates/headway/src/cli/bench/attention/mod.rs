@@ -9,12 +9,13 @@ use super::{
         measure::{
             Case, Layer, Prepared, Setup, cpu,
             meter::{self, Ceilings, Meter, Pool},
+            progress,
         },
         parse,
     },
     all_of_kind, backend,
     cases::{CaseFile, Heads},
-    progress, show,
+    show,
 };
 use clap::Args;
 use headway_attention::{DynBackend, KindTag, LayerNeed, Registry, group::kv::layout::KvCacheLayout};

@@ -1,0 +1,376 @@
+//! The figures: each layer's backends, in each setting, on each batch.
+//!
+//! On the CPU what would be taken without figures comes first: the strongest instruction set and the block size that the
+//! backends prefer. Then the other instruction sets with those blocks, each given up in the first batch that takes it
+//! [`HOPELESS`] times as long; then the other block sizes in the best of these.
+
+use super::{
+    super::{
+        CliError,
+        measure::{
+            Case, Layer, Prepared, Setup, blocks_of,
+            meter::{self, Ceilings, Meter, Pool},
+            progress,
+        },
+    },
+    TuneArgs, regimes,
+};
+use headway_attention::{
+    DynBackend, LayerNeed,
+    process::{
+        rules::{AttnType, KindTag},
+        select::{BackendRequest, reasons, select},
+    },
+};
+use headway_engine::{
+    options::EngineOptions,
+    runner::{StartupError, block_size::DEFAULT_BLOCK_SIZE, decide, devices::OpenDevice},
+    tuning::{Candidate, Class, Figure, LayerProfile, LayerQuestion, Question, Setting, Weights, choose},
+};
+use indicatif::ProgressBar;
+use std::sync::Arc;
+
+/// How many times as long as in the strongest instruction set is given up.
+const HOPELESS: f64 = 3.0;
+/// Block sizes of the CPU, where none are asked for.
+const BLOCK_SIZES: [usize; 4] = [16, 32, 64, 128];
+/// Bytes of cache that cold calls rotate through, where batches don't need more.
+const POOL: usize = 512 << 20;
+
+/// What came out.
+pub struct Outcome {
+    /// Each shape's figures; nothing is chosen where something was measured.
+    pub layers: Vec<LayerProfile>,
+    /// What the device does at most.
+    pub ceilings: Ceilings,
+}
+
+/// A layer to measure, and who takes it.
+struct Subject<'a> {
+    question: &'a LayerQuestion,
+    layer: Layer,
+    backends: Vec<Arc<dyn DynBackend>>,
+    candidates: Vec<Candidate>,
+}
+
+/// What stays the same in all settings.
+struct Run<'a> {
+    cases: Vec<Case>,
+    ceilings: Ceilings,
+    samples: usize,
+    options: &'a EngineOptions,
+    bar: ProgressBar,
+}
+
+/// Measures.
+///
+/// # Errors
+/// A model without a layer that can be measured; memory; the device's own. What one backend fails with is kept with it.
+pub fn run(
+    args: &TuneArgs,
+    options: &EngineOptions,
+    question: &Question,
+    device: &mut OpenDevice,
+) -> Result<Outcome, CliError> {
+    let (mut subjects, rest) = subjects(question)?;
+    let levels = levels(args, device)?;
+    let sizes = block_sizes(args, options, &subjects, device);
+    let (ceilings, mut pool, cases) = {
+        let meter = meter::of(&*device.ops)?;
+        let asked =
+            regimes::Asked { batches: &args.batches, contexts: &args.contexts, prompts: &args.prompts };
+        let all = regimes::of(asked, device.place.platform, question.max_model_len);
+        let (bytes, cases) = fit(&subjects, all, &sizes, device)?;
+        (meter.ceilings()?, meter.pool(bytes)?, cases)
+    };
+    let backends: usize = subjects.iter().map(|s| s.backends.len()).sum();
+    let settings = levels.len().max(1) + sizes.len().max(1) - 1;
+    let bar = progress(settings * backends * cases.len());
+    let run = Run { cases, ceilings, samples: args.repetitions, options, bar };
+    let first_size = sizes.first().copied();
+    for level in levels.iter().map(Some).chain(levels.is_empty().then_some(None)) {
+        let setting = Setting { instruction_set: level.cloned(), block_size: first_size };
+        run.setting(&mut subjects, &setting, device, &mut pool)?;
+    }
+    let best = best(&subjects, &args.weights).instruction_set;
+    for size in sizes.iter().skip(1) {
+        let setting = Setting { instruction_set: best.clone(), block_size: Some(*size) };
+        run.setting(&mut subjects, &setting, device, &mut pool)?;
+    }
+    run.compositions(&mut subjects, question, &args.weights, device, &mut pool)?;
+    run.bar.finish_and_clear();
+    let mut layers: Vec<LayerProfile> = subjects.iter().map(Subject::profile).collect();
+    layers.extend(rest);
+    Ok(Outcome { layers, ceilings: run.ceilings })
+}
+
+/// Layers that can be measured with who takes them, and the others as they stand.
+fn subjects(question: &Question) -> Result<(Vec<Subject<'_>>, Vec<LayerProfile>), CliError> {
+    let (mut subjects, mut rest) = (vec![], vec![]);
+    for (i, q) in question.layers.iter().enumerate() {
+        if let Some(why) = unmeasured(&q.need) {
+            let s = select(&question.registry, &format!("{}", q.what), &q.need, &BackendRequest::default())?;
+            let taken = format!("{why} are not measured; the first that fits is taken");
+            rest.push(profile(q, s.backend.rules().name.to_string(), Some(taken), vec![]));
+            continue;
+        }
+        let fits = |b: &&Arc<dyn DynBackend>| reasons(*b, &q.need).is_empty();
+        let backends: Vec<_> = question.registry.iter().filter(fits).cloned().collect();
+        if backends.is_empty() {
+            // Says of each what is against it.
+            select(
+                &question.registry,
+                &format!("layers of {}", q.what),
+                &q.need,
+                &BackendRequest::default(),
+            )?;
+        }
+        let name = format!("layer {i}");
+        let layer = Layer { name, need: q.need.clone(), cache: q.cache.clone() };
+        subjects.push(Subject { question: q, layer, backends, candidates: vec![] });
+    }
+    match subjects.is_empty() {
+        true => Err(CliError::Usage(format!(
+            "{}: none of its layers is measured: {}; leave --attention-backend out for it",
+            question.model,
+            rest.iter().map(|l| l.what.clone()).collect::<Vec<_>>().join("; ")
+        ))),
+        false => Ok((subjects, rest)),
+    }
+}
+
+/// A kind of layer that isn't measured, in words.
+fn unmeasured(need: &LayerNeed) -> Option<&'static str> {
+    match need.kind {
+        KindTag::StateSpace => Some("states"),
+        _ if !need.has_cache => Some("layers without a cache"),
+        _ if need.attn_type == AttnType::EncoderDecoder => Some("cross-attention layers"),
+        _ if need.use_rswa => Some("R-SWA layers"),
+        _ if need.use_chunked_local => Some("chunked layers"),
+        _ if need.use_non_causal => Some("non-causal layers"),
+        _ => None,
+    }
+}
+
+/// Instruction sets to try, strongest first; none on a device without.
+fn levels(args: &TuneArgs, device: &OpenDevice) -> Result<Vec<String>, CliError> {
+    let all = device.attention_isas();
+    let wrong = |name: &str, why: String| {
+        Err(CliError::Startup(StartupError::Option { option: "--instruction-sets", value: name.into(), why }))
+    };
+    for name in &args.instruction_sets {
+        if !all.iter().any(|l| l.eq_ignore_ascii_case(name)) {
+            let there = if all.is_empty() { "none: it is no CPU".into() } else { all.join(", ") };
+            return wrong(name, format!("{} has {there}", device.description));
+        }
+    }
+    let asked = |l: &&str| {
+        args.instruction_sets.is_empty() || args.instruction_sets.iter().any(|n| n.eq_ignore_ascii_case(l))
+    };
+    Ok(all.into_iter().filter(|l| asked(l)).map(str::to_owned).collect())
+}
+
+/// Block sizes to try, the preferred one first; none: what each backend prefers.
+fn block_sizes(
+    args: &TuneArgs,
+    options: &EngineOptions,
+    subjects: &[Subject<'_>],
+    device: &OpenDevice,
+) -> Vec<usize> {
+    if let Some(size) = options.block_size {
+        return vec![size];
+    }
+    if !args.block_sizes.is_empty() {
+        let mut sizes = args.block_sizes.clone();
+        sizes.dedup();
+        return sizes;
+    }
+    if !device.place.is_host() {
+        return vec![];
+    }
+    let firsts = subjects.iter().filter_map(|s| s.backends.first());
+    let preferred = firsts.map(|b| b.rules().preferred_block_size(DEFAULT_BLOCK_SIZE)).max();
+    let preferred = preferred.unwrap_or(DEFAULT_BLOCK_SIZE);
+    std::iter::once(preferred).chain(BLOCK_SIZES.into_iter().filter(|b| *b != preferred)).collect()
+}
+
+/// Bytes of the pool, and the batches that fit into the memory for it: half of what is free on the host, 60 % elsewhere.
+fn fit(
+    subjects: &[Subject<'_>],
+    cases: Vec<Case>,
+    sizes: &[usize],
+    device: &OpenDevice,
+) -> Result<(usize, Vec<Case>), CliError> {
+    let share = if device.place.is_host() { 50 } else { 60 };
+    let free = device.place.available.map_or(usize::MAX, |free| (free / 100 * share) as usize);
+    let largest = sizes.iter().copied().max().unwrap_or(LARGEST_PREFERRED);
+    let of = |s: &Subject<'_>, c: &Case| blocks_of(c, largest) * largest * s.layer.token_bytes();
+    let needed = |c: &Case| subjects.iter().map(|s| of(s, c)).max().unwrap_or(0);
+    let (cases, left): (Vec<_>, Vec<_>) = cases.into_iter().partition(|c| needed(c) <= free);
+    if !left.is_empty() {
+        let names: Vec<_> = left.iter().map(|c| c.id.as_str()).collect();
+        note!("headway: left out, larger than the memory for it: {}", names.join(", "));
+    }
+    match cases.iter().map(needed).max() {
+        None => Err(CliError::Usage("no batch fits into the free memory; give smaller --contexts".into())),
+        Some(most) => Ok((most.max(POOL.min(free)), cases)),
+    }
+}
+
+/// The largest block that a backend prefers.
+const LARGEST_PREFERRED: usize = 128;
+
+fn profile(
+    q: &LayerQuestion,
+    backend: String,
+    not_measured: Option<String>,
+    candidates: Vec<Candidate>,
+) -> LayerProfile {
+    let (what, shape) = (q.what.clone(), q.shape.clone());
+    LayerProfile { what, shape, layers: q.layers, backend, not_measured, candidates }
+}
+
+impl Subject<'_> {
+    fn profile(&self) -> LayerProfile {
+        profile(self.question, String::new(), None, self.candidates.clone())
+    }
+}
+
+/// The backend that is quickest in a class's batches.
+fn quickest<'a>(all: &'a [Candidate], setting: &Setting, class: Class) -> Option<&'a str> {
+    let in_it = all.iter().filter(|c| c.setting == *setting && c.left.is_none());
+    let times = in_it.filter_map(|c| Some((c.mean_us(class)?, c.backend.as_str())));
+    times.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+}
+
+/// The setting that is best so far.
+fn best(subjects: &[Subject<'_>], weights: &Weights) -> Setting {
+    let mut layers: Vec<LayerProfile> = subjects.iter().map(Subject::profile).collect();
+    choose(&mut layers, weights)
+}
+
+impl Run<'_> {
+    /// Measures every layer's backends in a setting.
+    fn setting(
+        &self,
+        subjects: &mut [Subject<'_>],
+        setting: &Setting,
+        device: &mut OpenDevice,
+        pool: &mut Pool,
+    ) -> Result<(), CliError> {
+        if let Some(level) = &setting.instruction_set {
+            device.lower_attention_isa(level)?;
+        }
+        let meter = meter::of(&*device.ops)?;
+        for s in subjects {
+            for backend in &s.backends {
+                // In another instruction set.
+                let strongest = s.candidates.iter().find(|c| c.backend == *backend.rules().name).cloned();
+                let strongest = strongest.filter(|c| c.setting.instruction_set != setting.instruction_set);
+                let of = (backend, &s.layer, setting);
+                if let Some(c) = self.candidate(of, strongest.as_ref(), device, &*meter, pool)? {
+                    s.candidates.push(c);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The best backend for decodes with the best for prompts as one, in the best setting of its layer, where they differ
+    /// and can be one.
+    fn compositions(
+        &self,
+        subjects: &mut [Subject<'_>],
+        question: &Question,
+        weights: &Weights,
+        device: &mut OpenDevice,
+        pool: &mut Pool,
+    ) -> Result<(), CliError> {
+        let setting = best(subjects, weights);
+        if let Some(level) = &setting.instruction_set {
+            device.lower_attention_isa(level)?;
+        }
+        let meter = meter::of(&*device.ops)?;
+        for s in subjects {
+            let of_class = |class| quickest(&s.candidates, &setting, class);
+            let (Some(decode), Some(prefill)) = (of_class(Class::Decode), of_class(Class::Prefill)) else {
+                continue;
+            };
+            if decode == prefill {
+                continue;
+            }
+            let both = question.registry.get_on(&format!("{decode}+{prefill}"), device.place.platform);
+            // Two that can't be one, or not for this layer, are no candidate.
+            let Some(both) = both.ok().filter(|b| reasons(b, &s.question.need).is_empty()) else { continue };
+            self.bar.inc_length(self.cases.len() as u64);
+            let of = (&both, &s.layer, &setting);
+            s.candidates.extend(self.candidate(of, None, device, &*meter, pool)?);
+        }
+        Ok(())
+    }
+
+    /// A backend's times; `None` where it doesn't take the setting.
+    fn candidate(
+        &self,
+        (backend, layer, setting): (&Arc<dyn DynBackend>, &Layer, &Setting),
+        strongest: Option<&Candidate>,
+        device: &OpenDevice,
+        meter: &dyn Meter,
+        pool: &mut Pool,
+    ) -> Result<Option<Candidate>, CliError> {
+        let layout = match decide::layout(self.options.kv_layout.as_deref())? {
+            Some(layout) => layout,
+            None => backend.rules().kv_cache_layouts.first().copied().unwrap_or_default(),
+        };
+        let block_size = setting.block_size;
+        let setup = Setup { backend, device, meter, ceilings: &self.ceilings, layer, block_size, layout };
+        let skip = |cases: usize| self.bar.inc(cases as u64);
+        let readable = backend.rules().kv_cache_layouts.contains(&layout);
+        let Some(block_size) = setup.checked_block_size().ok().filter(|_| readable) else {
+            skip(self.cases.len());
+            return Ok(None);
+        };
+        let mut out = Candidate {
+            backend: backend.rules().name.to_string(),
+            setting: setting.clone(),
+            block_size,
+            score: None,
+            left: None,
+            figures: vec![],
+        };
+        for (done, case) in self.cases.iter().enumerate() {
+            match self.figure(setup, case, pool) {
+                Ok(f) => {
+                    let of_strongest = strongest.and_then(|c| c.median_us(&f.regime));
+                    if let Some(us) = of_strongest.filter(|us| f.median_us > HOPELESS * us) {
+                        let times = f.median_us / us;
+                        out.left = Some(format!("{times:.1} times as long in {}", f.regime));
+                    }
+                    out.figures.push(f);
+                }
+                Err(e) => out.left = Some(e.to_string()),
+            }
+            self.bar.inc(1);
+            if out.left.is_some() {
+                skip(self.cases.len() - done - 1);
+                break;
+            }
+        }
+        Ok(Some(out))
+    }
+
+    fn figure(&self, setup: Setup<'_>, case: &Case, pool: &mut Pool) -> Result<Figure, CliError> {
+        let mut prepared = Prepared::new(setup, case, pool)?;
+        let m = prepared.measure(Some(self.samples), pool)?;
+        // As many digits as a file keeps exactly.
+        let us = |seconds: f64| (seconds * 1e9).round().max(1.0) / 1e3;
+        Ok(Figure {
+            regime: case.id.clone(),
+            class: regimes::class(case.kind),
+            median_us: us(m.timing.median),
+            min_us: us(m.timing.min),
+            max_us: us(m.timing.max),
+            share_of_ceiling: m.least.map(|least| (least / m.timing.median * 1e4).round().max(1.0) / 1e4),
+        })
+    }
+}

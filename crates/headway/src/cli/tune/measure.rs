@@ -72,7 +72,7 @@ pub fn run(
     question: &Question,
     device: &mut OpenDevice,
 ) -> Result<Outcome, CliError> {
-    let (mut subjects, rest) = subjects(question)?;
+    let (mut subjects, rest) = subjects(question, options.block_size)?;
     let levels = levels(args, device)?;
     let sizes = block_sizes(args, options, &subjects, device);
     let (ceilings, mut pool, cases) = {
@@ -105,25 +105,25 @@ pub fn run(
 }
 
 /// Layers that can be measured with who takes them, and the others as they stand.
-fn subjects(question: &Question) -> Result<(Vec<Subject<'_>>, Vec<LayerProfile>), CliError> {
+fn subjects(
+    question: &Question,
+    block_size: Option<usize>,
+) -> Result<(Vec<Subject<'_>>, Vec<LayerProfile>), CliError> {
     let (mut subjects, mut rest) = (vec![], vec![]);
     for (i, q) in question.layers.iter().enumerate() {
         if let Some(why) = unmeasured(&q.need) {
-            let s = select(&question.registry, &format!("{}", q.what), &q.need, &BackendRequest::default())?;
+            let s = select(&question.registry, &q.what, &q.need, &BackendRequest::default())?;
             let taken = format!("{why} are not measured; the first that fits is taken");
             rest.push(profile(q, s.backend.rules().name.to_string(), Some(taken), vec![]));
             continue;
         }
-        let fits = |b: &&Arc<dyn DynBackend>| reasons(*b, &q.need).is_empty();
+        let need = LayerNeed { block_size, ..q.need.clone() };
+        let fits = |b: &&Arc<dyn DynBackend>| reasons(*b, &need).is_empty();
         let backends: Vec<_> = question.registry.iter().filter(fits).cloned().collect();
         if backends.is_empty() {
             // Says of each what is against it.
-            select(
-                &question.registry,
-                &format!("layers of {}", q.what),
-                &q.need,
-                &BackendRequest::default(),
-            )?;
+            let layers = format!("layers of {}", q.what);
+            select(&question.registry, &layers, &need, &BackendRequest::default())?;
         }
         let name = format!("layer {i}");
         let layer = Layer { name, need: q.need.clone(), cache: q.cache.clone() };

@@ -71,6 +71,12 @@ pub fn run(args: &TuneArgs, registry: Registry) -> Result<ExitCode, CliError> {
             why: "tune measures all that fit; leave it out".into(),
         }));
     }
+    if let Some((name, _)) = options.backend_config.iter().next() {
+        let why =
+            format!("tune measures {name} as it is without a [backend.{name}] table; leave the file out");
+        let value = args.engine.config.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
+        return Err(CliError::Startup(StartupError::Option { option: "--config", value, why }));
+    }
     let path = session::find(&args.engine.model)?;
     let mut device = devices::open(&options)?;
     let question = Question::of(&path, &options, &device)?;

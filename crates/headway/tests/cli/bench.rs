@@ -220,3 +220,43 @@ fn a_pool_beyond_memory_is_refused() {
     let args = ["bench", "attention", "--pool", "99999999999999", "--filter", "decode_b1_c16 4/1/256 f32"];
     run(args).refused(&["--pool 99999999999999 needs", "lower it"]);
 }
+
+#[test]
+fn several_backends_come_side_by_side_and_in_a_plot() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let (plot, marks) = (dir.path().join("a.svg"), dir.path().join("m.jsonl"));
+    let (plot_arg, marks_arg) = (plot.to_str().unwrap(), marks.to_str().unwrap());
+    let ask = |more: &[&str]| {
+        let filter = "^(decode_b1_c16|write_1) 9/3/64 bf16$";
+        let args = ["--pool", "16", "--threads", "1", "--repetitions", "1", "--filter", filter];
+        finish(headway().args(["bench", "attention"]).args(args).args(more))
+    };
+    let lines = ask(&["--backend", "all", "--json"]).fine().out;
+    std::fs::write(&marks, &lines).unwrap();
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    let table = ask(&["--backend", "cpu_attn,all", "--plot", plot_arg, "--marks", marks_arg]).fine().out;
+    let rows: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+    let head = rows.iter().position(|r| r.first() == Some(&"case")).unwrap();
+    assert_eq!(rows[head], ["case", "heads", "dtype", "CPU_ATTN", "share"], "{table}");
+    assert_eq!([rows[head + 1][0], rows[head + 2][0]], ["decode_b1_c16", "write_1"], "{table}");
+    let drawn = std::fs::read_to_string(&plot).unwrap();
+    assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"), "{drawn}");
+    for text in [
+        ">CPU_ATTN<",
+        ">decode_b1_c16<",
+        ">write_1<",
+        "cache write, heads 9/3/64, bf16",
+        "prefers-color-scheme",
+    ] {
+        assert!(drawn.contains(text), "{text} in {drawn}");
+    }
+    // Two marks and the legend's.
+    assert_eq!(drawn.matches("class=\"mark\"").count(), 3, "{drawn}");
+    ask(&["--backend", "CPU_ATTN,NOBODY"]).refused(&["named NOBODY"]);
+    ask(&["--backend", "all", "--kv-layout", "XYZ"]).refused(&["--kv-layout XYZ"]);
+    ask(&["--plot", "/nowhere/at/all.svg"]).refused(&["/nowhere/at/all.svg", "no such folder"]);
+    ask(&["--plot", dir.path().to_str().unwrap()]).refused(&["is a folder"]);
+    ask(&["--marks", marks_arg]).refused(&["--plot"]);
+    std::fs::write(&marks, "{\"backend\": 1}\n").unwrap();
+    ask(&["--plot", plot_arg, "--marks", marks_arg]).refused(&["m.jsonl: line 1: "]);
+}

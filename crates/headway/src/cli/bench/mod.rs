@@ -21,6 +21,7 @@ Examples:
   headway bench attention --device cuda:0 --filter '^(decode|write).* 32/8/128'
   headway bench attention --device cuda:0 --kv-layout NHD --dtype bf16,f16 --json
   headway bench attention --device cuda:0 --backend FLASHINFER+FLASH_ATTN --filter mixed
+  headway bench attention --device cuda:0 --backend all --plot attention.svg
   headway bench builder
   headway bench engine --prompt-len 512 --output-len 128 --concurrency 16
   headway bench engine --model config.json --load-format dummy")]

@@ -9,16 +9,16 @@ use serde::Serialize;
 pub struct Line {
     bench: &'static str,
     peer: &'static str,
-    backend: String,
-    isa: String,
-    case: String,
+    pub(super) backend: String,
+    pub(super) isa: String,
+    pub(super) case: String,
     kind: &'static str,
-    heads: String,
-    dtype: &'static str,
+    pub(super) heads: String,
+    pub(super) dtype: &'static str,
     block_size: usize,
-    threads: usize,
+    pub(super) threads: usize,
     cache: &'static str,
-    median_ms: f64,
+    pub(super) median_ms: f64,
     min_ms: f64,
     max_ms: f64,
     /// Cache bytes a second, each counted once however many query heads share it.
@@ -27,12 +27,61 @@ pub struct Line {
     gflops: f64,
     /// What the device does at most: GB/s for decode and write, GFLOP/s for prefill and mixed.
     ceiling: Option<f64>,
-    share_of_ceiling: Option<f64>,
+    pub(super) share_of_ceiling: Option<f64>,
+    /// As asked for; each backend may prefer another.
+    #[serde(skip)]
+    pub(super) asked_block_size: Option<usize>,
+    #[serde(skip)]
+    pub(super) class: Class,
+}
+
+/// What is shown together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    Decode,
+    Prefill,
+    Mixed,
+    Write,
+    LatentDecode,
+    LatentPrefill,
+    LatentMixed,
+}
+
+impl Class {
+    pub fn of(kind: Kind, latent: bool) -> Self {
+        match (kind, latent) {
+            (Kind::Write, _) => Self::Write,
+            (Kind::Decode, false) => Self::Decode,
+            (Kind::Prefill, false) => Self::Prefill,
+            (Kind::Mixed, false) => Self::Mixed,
+            (Kind::Decode, true) => Self::LatentDecode,
+            (Kind::Prefill, true) => Self::LatentPrefill,
+            (Kind::Mixed, true) => Self::LatentMixed,
+        }
+    }
+
+    /// Of latent attention, which other backends compute.
+    pub fn is_latent(self) -> bool {
+        self >= Self::LatentDecode
+    }
+
+    /// As a heading.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Prefill => "prefill",
+            Self::Mixed => "mixed",
+            Self::Write => "cache write",
+            Self::LatentDecode => "MLA decode",
+            Self::LatentPrefill => "MLA prefill",
+            Self::LatentMixed => "MLA mixed",
+        }
+    }
 }
 
 impl Line {
     /// What a case took.
-    pub fn new(prepared: &Prepared<'_>, m: Measured) -> Self {
+    pub fn new(prepared: &Prepared<'_>, m: Measured, asked_block_size: Option<usize>) -> Self {
         let (s, case, t) = (prepared.setup(), prepared.case(), m.timing);
         let by_bytes = matches!(case.kind, Kind::Decode | Kind::Write);
         Self {
@@ -54,6 +103,8 @@ impl Line {
             gflops: m.flops / t.median / 1e9,
             ceiling: m.least.map(|least| (if by_bytes { m.bytes } else { m.flops }) / least / 1e9),
             share_of_ceiling: m.least.map(|least| least / t.median),
+            asked_block_size,
+            class: Class::of(case.kind, s.layer.need.latent.is_some()),
         }
     }
 }
@@ -109,5 +160,36 @@ impl std::fmt::Display for Line {
             _ => write!(f, " {:>8} {:>6}", "-", "-")?,
         }
         write!(f, " {:>14}", self.backend)
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A line of little.
+    pub fn line(backend: &str, case: &str, class: Class, median_ms: f64, share: Option<f64>) -> Line {
+        Line {
+            bench: "attention",
+            peer: "headway",
+            backend: backend.into(),
+            isa: "a device".into(),
+            case: case.into(),
+            kind: "decode",
+            heads: "1/1/8".into(),
+            dtype: "bf16",
+            block_size: 16,
+            threads: 1,
+            cache: "cold",
+            median_ms,
+            min_ms: median_ms,
+            max_ms: median_ms,
+            gbps: 1.0,
+            gflops: 1.0,
+            ceiling: share,
+            share_of_ceiling: share,
+            asked_block_size: None,
+            class,
+        }
     }
 }

@@ -6,9 +6,9 @@ use super::{
         CliError,
         measure::{Case, Layer, Prepared, meter},
     },
-    Bench, Line, Run, element, heading, show,
+    Bench, Line, Run, element, heading, line, show,
 };
-use std::io::BufRead;
+use std::io::{BufRead, Write};
 
 /// Reads names until there are no more, and answers each with a measurement.
 ///
@@ -27,6 +27,7 @@ pub fn run(bench: &Bench<'_>) -> Result<(), CliError> {
     let mut pool = bench.pool(&device, &*meter)?;
     if !a.json {
         heading(&device, &ceilings)?;
+        writeln!(std::io::stdout().lock(), "{}", line::head())?;
     }
     let mut last: Option<(String, Prepared<'_>)> = None;
     for line in std::io::stdin().lock().lines() {
@@ -44,7 +45,7 @@ pub fn run(bench: &Bench<'_>) -> Result<(), CliError> {
             }
         };
         let measured = prepared.measure(a.repetitions, &mut pool)?;
-        show(&Line::new(&prepared, measured), a.json)?;
+        show(&Line::new(&prepared, measured, block_size), a.json)?;
         last = Some((name, prepared));
     }
     Ok(())

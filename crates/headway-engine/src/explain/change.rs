@@ -2,7 +2,7 @@
 //! layer a better backend, a stronger graph mode, or a start at all, are told.
 
 use super::{Contenders, ExplainOptions, Outcome, Subject, Verdict, answer};
-use crate::{models::ModelNeeds, options::DTypeOption, runner::report::SuggestionReport};
+use crate::{models::ModelNeeds, options::DTypeOption, runner::report::SuggestionReport, tuning};
 use headway_attention::GraphMode;
 use headway_tensor::DType;
 
@@ -60,7 +60,9 @@ fn changes(now: &ExplainOptions) -> Vec<Change> {
     for b in BLOCK_SIZES {
         add("--block-size", number(o.block_size), Some(b.to_string()), &|x| x.engine.block_size = Some(b));
     }
-    add("--attention-backend", o.attention_backend.clone(), None, &|x| x.engine.attention_backend = None);
+    // What was measured to be quickest need not come first.
+    let named = o.attention_backend.clone().filter(|b| !tuning::is_asked(Some(b)));
+    add("--attention-backend", named, None, &|x| x.engine.attention_backend = None);
     let per_kind: Vec<_> = o.backend_per_kind.iter().map(|(k, b)| format!("{k}={b}")).collect();
     let per_kind = (!per_kind.is_empty()).then(|| per_kind.join(","));
     add("--backend-per-kind", per_kind, None, &|x| x.engine.backend_per_kind.clear());

@@ -291,7 +291,7 @@ mod tests {
     fn every_measurement_is_a_bar_in_its_section() {
         let lines = [
             line("A", "decode_b1", Class::Decode, 0.012, Some(0.5)),
-            line("<B & \"C\">", "decode_b1", Class::Decode, 0.010, Some(1.2)),
+            line("<B & \"C\">", "decode_b1", Class::Decode, 0.010, Some(1.25)),
             line("A", "prefill_1x8", Class::Prefill, 2.0, None),
             line("M", "mla_decode", Class::LatentDecode, 0.5, Some(0.9)),
         ];
@@ -311,7 +311,7 @@ mod tests {
         for section in ["decode, heads 1/1/8, bf16", "prefill, heads", "MLA decode, heads"] {
             assert!(text.contains(&format!(">{section}")), "{section}");
         }
-        assert!(text.contains("120% 10.00 us *") && text.contains("&lt;B &amp; &quot;C&quot;&gt;"));
+        assert!(text.contains("125% 10.00 us *") && text.contains("&lt;B &amp; &quot;C&quot;&gt;"));
         assert!(text.contains(">- 2000.0 us<") && text.contains(">125%<"), "{text}");
         // Nothing is outside of the drawing.
         let xs = text.split(" x=\"").skip(1).map(|x| x.split('"').next().unwrap().parse::<f64>().unwrap());

@@ -2,18 +2,21 @@
 
 use crate::{
     compile::Sources,
-    modules::{self, ModuleFolder},
+    modules::{
+        self, ModuleFolder,
+        triton::{TritonFolder, installed_triton},
+    },
 };
 use std::collections::BTreeMap;
 
-/// By what it is of: headway's own kernels, and the modules of the folder, each by a hash (`none` where there are none).
+/// By what it is of: headway's own kernels, and the modules and Triton kernels of the folder, each by a hash (`none` where there are none).
 pub fn versions() -> BTreeMap<String, String> {
-    let modules = match modules::installed() {
-        Ok(folder) => of_modules(folder),
-        Err(_) => "unreadable".into(),
-    };
+    let unreadable = || "unreadable".to_owned();
+    let modules = modules::installed().as_ref().map_or_else(|_| unreadable(), of_modules);
+    let triton = installed_triton().as_ref().map_or_else(|_| unreadable(), of_triton);
     let kernels = short(&Sources::embedded().hash());
-    BTreeMap::from([("CUDA kernels".into(), kernels), ("kernel modules".into(), modules)])
+    let all = [("CUDA kernels", kernels), ("kernel modules", modules), ("Triton kernels", triton)];
+    all.map(|(name, version)| (name.to_owned(), version)).into()
 }
 
 /// Enough of a hash to tell two apart.
@@ -24,7 +27,15 @@ fn short(hash: &str) -> String {
 fn of_modules(folder: &ModuleFolder) -> String {
     let modules = folder.modules().iter().map(|m| format!("{} {}", m.file, m.sha256));
     let extensions = folder.extensions().iter().map(|m| format!("{} {}", m.file, m.sha256));
-    let all: Vec<String> = modules.chain(extensions).collect();
+    of_files(&modules.chain(extensions).collect::<Vec<_>>())
+}
+
+fn of_triton(folder: &TritonFolder) -> String {
+    of_files(&folder.kernels().iter().map(|k| format!("{} {}", k.file, k.sha256)).collect::<Vec<_>>())
+}
+
+/// Files, each with its hash.
+fn of_files(all: &[String]) -> String {
     match all.is_empty() {
         true => "none".into(),
         false => short(&modules::sha256(all.join("\n").as_bytes())),

@@ -7,6 +7,9 @@ use std::fmt::Write;
 /// What makes two lines the same question.
 pub type Key<'a> = (Class, &'a str, &'a str, usize, Option<usize>, &'a str);
 
+/// A column that says of a row what is asked: its heading, and its cell.
+type Column = (&'static str, fn(&Key<'_>) -> String);
+
 /// A line's question.
 pub fn key(l: &Line) -> Key<'_> {
     (l.class, &l.heads, l.dtype, l.threads, l.asked_block_size, &l.case)
@@ -51,16 +54,12 @@ pub fn tables(lines: &[Line]) -> String {
 fn table(lines: &[Line], keys: &[Key<'_>], backends: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    let varied = |f: fn(&Key<'_>) -> String| distinct(keys.iter().map(f)).len() > 1;
-    let mut columns: Vec<(&str, fn(&Key<'_>) -> String)> =
+    let mut columns: Vec<Column> =
         vec![("case", |k| k.5.to_owned()), ("heads", |k| k.1.to_owned()), ("dtype", |k| k.2.to_owned())];
-    let threads: fn(&Key<'_>) -> String = |k| k.3.to_string();
-    let block: fn(&Key<'_>) -> String = |k| k.4.map_or_else(String::new, |b| b.to_string());
-    for (name, column) in [("thr", threads), ("block", block)] {
-        if varied(column) {
-            columns.push((name, column));
-        }
-    }
+    let sizes: [Column; 2] =
+        [("thr", |k| k.3.to_string()), ("block", |k| k.4.map_or_else(String::new, |b| b.to_string()))];
+    // Those that are not the same in all rows.
+    columns.extend(sizes.into_iter().filter(|(_, cell)| distinct(keys.iter().map(cell)).len() > 1));
     let first = columns.len();
     let head = columns.iter().map(|c| c.0.to_owned());
     table.set_header(head.chain(backends.iter().flat_map(|b| [(*b).to_owned(), "share".to_owned()])));

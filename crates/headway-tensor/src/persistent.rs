@@ -44,12 +44,17 @@ impl Changes {
 }
 
 impl<T: Pod> Persistent<T> {
-    /// Room for `cap` elements on `cx`'s device.
+    /// Room for `cap` elements on `cx`'s device, zeros at first on both sides: an update sends what it changed alone.
     ///
     /// # Errors
     /// [`crate::TensorError::OutOfMemory`], the device's own.
     pub fn new(cx: &dyn Exec, cap: usize) -> Result<Self> {
-        Ok(Self { device: cx.alloc(cap * size_of::<T>())?, ..Self::host(cap) })
+        let bytes = cap * size_of::<T>();
+        let device = cx.alloc(bytes)?;
+        if let Some(device) = &device {
+            cx.zero(device, 0, bytes);
+        }
+        Ok(Self { device, ..Self::host(cap) })
     }
 
     /// Room for `cap` elements on the host.
@@ -156,6 +161,8 @@ mod tests {
     fn a_device_gets_what_changed_and_the_host_sees_all() {
         let npu = Npu::default();
         let mut p = Persistent::<i32>::new(&npu, 3 * GAP).unwrap();
+        // What nobody changes is zero there too, whatever the memory held.
+        assert_eq!(npu.copies(), [Copied { at: 0, bytes: 12 * GAP }]);
         let n = 2 * GAP;
         let first = p.write_dual(&npu, n, |o| o.fill(1));
         assert_eq!(npu.copies(), [Copied { at: 0, bytes: 4 * n }]);

@@ -19,10 +19,35 @@ pub const TESTS: &[Test] = &[
     ("device::refused_while_capturing", refused_while_capturing),
     ("device::a_graph_keeps_memory_mapped", graph_keeps_memory),
     ("device::kept_kernels", kept_kernels),
+    ("device::a_persistent_buffer_begins_as_zeros", persistent_zeros),
 ];
 
 fn alloc(cx: &CudaExec, bytes: usize) -> Result<Arc<dyn DeviceMem>, String> {
     cx.alloc(bytes).map_err(text)?.ok_or_else(|| "host memory from a device".into())
+}
+
+/// In memory that held something else before: what an update leaves as it was is not sent.
+fn persistent_zeros(cx: &CudaExec) -> Outcome {
+    let n = 33;
+    for _ in 0..64 {
+        let used = (0..64).map(|_| alloc(cx, n * 4)).collect::<Result<Vec<_>, _>>()?;
+        used.iter().for_each(|m| cx.upload(m, 0, &vec![0xa5; n * 4]));
+        cx.synchronize().map_err(text)?;
+        drop(used);
+        let mut p = Persistent::<i32>::new(cx, n).map_err(text)?;
+        let view = p.update(cx, n, |o, changes| {
+            o[7] = 5;
+            changes.add(7..8);
+        });
+        let memory = view.dev().device_mem().ok_or("a buffer on the host")?;
+        let mut bytes = vec![0; n * 4];
+        cx.read(memory, 0, &mut bytes).map_err(text)?;
+        let found: Vec<i32> = bytemuck::pod_collect_to_vec(&bytes);
+        ensure(found.iter().enumerate().all(|(i, &x)| x == if i == 7 { 5 } else { 0 }), || {
+            format!("{found:?}")
+        })?;
+    }
+    Ok("64 buffers in memory that was used before".into())
 }
 
 /// A fixed mix of the position and a seed.

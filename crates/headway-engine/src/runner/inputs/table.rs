@@ -19,9 +19,7 @@ impl BlockTable {
     /// # Errors
     /// No memory.
     pub fn new(cx: &dyn Exec, max_num_reqs: usize, max_blocks: usize) -> headway_tensor::Result<Self> {
-        let mut entries = Persistent::new(cx, max_num_reqs * max_blocks)?;
-        // From here on a device holds what the host does.
-        entries.write(cx, entries.capacity(), |o| o.fill(0));
+        let entries = Persistent::new(cx, max_num_reqs * max_blocks)?;
         Ok(Self { entries, stride: 0, filled: vec![0; max_num_reqs] })
     }
 

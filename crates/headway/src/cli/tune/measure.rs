@@ -374,3 +374,94 @@ impl Run<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headway_attention::{AttentionBackend, Registry, RuleBook};
+    use headway_cpu::CpuAttn;
+    use headway_engine::runner::devices;
+
+    /// CPU_ATTN by another name.
+    enum Other {}
+
+    impl AttentionBackend for Other {
+        const CONTRACT: u32 = 1;
+        type Exec = <CpuAttn as AttentionBackend>::Exec;
+        type Kind = <CpuAttn as AttentionBackend>::Kind;
+        type Config = <CpuAttn as AttentionBackend>::Config;
+        type Builder = <CpuAttn as AttentionBackend>::Builder;
+        type Impl = <CpuAttn as AttentionBackend>::Impl;
+        fn rules() -> RuleBook {
+            RuleBook { name: "OTHER".into(), ..CpuAttn::rules() }
+        }
+    }
+
+    /// As if measured: a decode and a prompt.
+    fn measured(backend: &str, decode_us: f64, prefill_us: f64) -> Candidate {
+        let figure = |class: Class, us| Figure {
+            regime: class.name().into(),
+            class,
+            median_us: us,
+            min_us: us,
+            max_us: us,
+            share_of_ceiling: None,
+        };
+        Candidate {
+            backend: backend.into(),
+            setting: Setting::default(),
+            block_size: 16,
+            score: None,
+            left: None,
+            figures: vec![figure(Class::Decode, decode_us), figure(Class::Prefill, prefill_us)],
+        }
+    }
+
+    #[test]
+    fn the_quickest_for_decodes_and_for_prompts_are_tried_as_one() -> Result<(), CliError> {
+        let mut registry = Registry::default();
+        headway_cpu::register(&mut registry)?;
+        registry.register::<Other>()?;
+        let options =
+            EngineOptions { threads: Some(1), registry: Some(registry), ..EngineOptions::default() };
+        let mut device = devices::open(&options)?;
+        let model = headway_testkit::testdata::model_dir("tiny-llama").unwrap();
+        let question = Question::of(&model, &options, &device)?;
+        let (mut subjects, rest) = subjects(&question, None)?;
+        let names = |s: &Subject<'_>| -> Vec<String> {
+            s.backends.iter().map(|b| b.rules().name.to_string()).collect()
+        };
+        assert_eq!(
+            (subjects.len(), rest.len(), names(&subjects[0])),
+            (1, 0, vec!["CPU_ATTN".to_owned(), "OTHER".to_owned()])
+        );
+        let asked = regimes::Asked { batches: &[2], contexts: &[40], prompts: &[20] };
+        let run = Run {
+            cases: regimes::of(asked, "cpu", question.max_model_len),
+            ceilings: Ceilings { read: 1e10, write: 1e10, compute: Some(1e11), words: String::new() },
+            samples: 1,
+            options: &options,
+            bar: ProgressBar::hidden(),
+        };
+        let mut pool = meter::of(&*device.ops)?.pool(4 << 20)?;
+        let weights = Weights::default();
+        let mut tried = |candidates: Vec<Candidate>| -> Result<Vec<Candidate>, CliError> {
+            subjects[0].candidates = candidates;
+            let before = subjects[0].candidates.len();
+            run.compositions(&mut subjects, &question, &weights, &mut device, &mut pool)?;
+            Ok(subjects[0].candidates.split_off(before))
+        };
+        let both = tried(vec![measured("CPU_ATTN", 20.0, 100.0), measured("OTHER", 10.0, 200.0)])?;
+        assert_eq!(both.len(), 1);
+        assert_eq!((both[0].backend.as_str(), &both[0].left), ("OTHER+CPU_ATTN", &None));
+        let regimes: Vec<_> = both[0].figures.iter().map(|f| f.regime.as_str()).collect();
+        assert_eq!(regimes, ["decode_b2_c40", "prefill_1x20", "mixed_1p20_2d40"]);
+        assert!(both[0].figures.iter().all(|f| f.median_us > 0.0));
+        // One is the quickest for both.
+        assert!(tried(vec![measured("CPU_ATTN", 10.0, 100.0), measured("OTHER", 20.0, 200.0)])?.is_empty());
+        // What was given up or failed is no part.
+        let failed = Candidate { left: Some("failed".into()), ..measured("OTHER", 1.0, 200.0) };
+        assert!(tried(vec![measured("CPU_ATTN", 10.0, 100.0), failed])?.is_empty());
+        Ok(())
+    }
+}

@@ -10,8 +10,8 @@ use super::{
     tables::{blocks_of, common, shuffle, view, write_slots},
 };
 use headway_attention::{
-    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, GraphSupport, GroupInfo, KvHandle, LayerArgs,
-    LayerKernel, MlaArgs, Qkv, Result, StepEntry, StepMetadata, build_step,
+    AttentionArgs, AttentionError, AttentionGroup, AttnLayer, BuilderPlan, GraphSupport, GroupInfo, KvHandle,
+    LayerArgs, LayerKernel, MlaArgs, Qkv, Result, StepEntry, StepMetadata, build_step,
 };
 use headway_tensor::{Linear, LinearPart, SharedBytes, Tensor, View, Weight, WeightType};
 use std::sync::Arc;
@@ -165,13 +165,19 @@ impl Fixture {
         let config = config.or_else(|_| s.backend.parse_config(None))?;
         let builder = || AttentionGroup::new(&**s.backend, ops, 0, info.clone(), &config, 1, None);
         let mut builders = vec![builder()?];
-        let captured = can_be_captured(builders[0].plan().graph_support, case.kind);
+        let plan = builders[0].plan();
+        let captured = can_be_captured(plan.graph_support, case.kind);
+        let own_builders = !write && (latent.is_none() || decodes);
+        let tables = match own_builders {
+            true => tables.min(builders_in(s.device.place.available, plan)),
+            false => tables,
+        };
         let (mut entries, mut slots) = (vec![], vec![]);
         for table in order.chunks_exact(needed).take(tables) {
             if write {
                 slots.push(view(ops, &write_slots(case.tokens, table, block_size))?);
             } else {
-                if builders.len() == entries.len() && (latent.is_none() || decodes) {
+                if builders.len() == entries.len() && own_builders {
                     builders.push(builder()?);
                 }
                 let last = builders.len() - 1;
@@ -238,6 +244,12 @@ impl Fixture {
         let rotation = if case.kind == Kind::Write { slots.len() } else { entries.len() };
         s.meter.time(sampler, samples, rotation, *captured, &mut call)
     }
+}
+
+/// How many builders an eighth of the free memory holds, at least one.
+fn builders_in(free: Option<u64>, plan: &BuilderPlan) -> usize {
+    let each = plan.persistent_bytes.saturating_add(plan.workspace_bytes).max(1);
+    free.map_or(usize::MAX, |free| usize::try_from(free / 8 / each).unwrap_or(usize::MAX).max(1))
 }
 
 /// Whether a graph may hold the kernels of such a batch; cache writes depend on no plan.
@@ -324,6 +336,20 @@ fn wrong_kind(s: &Setup<'_>) -> AttentionError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn builders_leave_most_of_the_memory() {
+        let plan = |persistent_bytes, workspace_bytes| BuilderPlan {
+            graph_support: GraphSupport::Never,
+            reorder_batch_threshold: None,
+            persistent_bytes,
+            workspace_bytes,
+        };
+        assert_eq!(builders_in(Some(8 << 30), &plan(1 << 20, 3 << 20)), 256);
+        assert_eq!(builders_in(Some(8 << 30), &plan(0, 0)), 1 << 30);
+        assert_eq!(builders_in(Some(1 << 20), &plan(u64::MAX, 1)), 1);
+        assert_eq!(builders_in(None, &plan(1, 1)), usize::MAX);
+    }
 
     #[test]
     fn what_can_be_captured() {

@@ -3,7 +3,8 @@
 //!
 //! `golden_matrix cuda:0` runs the models on that device, in its own types, and says which it refuses: the real ones that
 //! are in `HEADWAY_MODELS_DIR`, whose blocks are dequantised, and the tiny ones. A third word is a part of the names of
-//! those to run, a fourth the graph mode. `HEADWAY_ATTENTION_BACKEND` names the backend, as it does for `headway`.
+//! those to run, a fourth the graph mode. `HEADWAY_ATTENTION_BACKEND` names the backend, as it does for `headway`;
+//! with `HEADWAY_KV_CACHE_DTYPE` the table says how far off other caches are: the goldens know the activations' type alone.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -133,6 +134,7 @@ fn on(device: &str, only: &str, graph_mode: Option<&str>) -> Result<bool, String
             device: Some(device.into()),
             graph_mode: graph_mode.map(str::to_owned),
             attention_backend: std::env::var("HEADWAY_ATTENTION_BACKEND").ok(),
+            kv_cache_dtype: std::env::var("HEADWAY_KV_CACHE_DTYPE").ok(),
             block_size: Some(block),
             max_num_batched_tokens: Some(chunk),
             max_num_seqs: Some(chunk.min(16)),

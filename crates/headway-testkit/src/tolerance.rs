@@ -52,6 +52,14 @@ impl Tolerance {
     /// A [`Mismatch`] that names the worst element: another length, another position of NaN or of an
     /// infinity, then a difference over the bound, then an angle over the bound.
     pub fn compare(&self, got: &[f64], want: &[f64]) -> Result<Closeness, Mismatch> {
+        self.compare_within(got, want, &[])
+    }
+
+    /// As [`Tolerance::compare`], where an element may be off by so much more; past the end of `slack`, by nothing.
+    ///
+    /// # Errors
+    /// As `compare`.
+    pub fn compare_within(&self, got: &[f64], want: &[f64], slack: &[f64]) -> Result<Closeness, Mismatch> {
         if got.len() != want.len() {
             return Err(Mismatch(format!("{} elements, expected {}", got.len(), want.len())));
         }
@@ -59,16 +67,17 @@ impl Tolerance {
             return Err(Mismatch(format!("element {i} is {}, expected {}", got[i], want[i])));
         }
         let finite = || got.iter().zip(want).enumerate().filter(|(_, (g, _))| g.is_finite());
-        let over = |g: f64, w: f64| (g - w).abs() - (self.abs + self.rel * w.abs());
-        let worst = finite().max_by(|(_, a), (_, b)| over(*a.0, *a.1).total_cmp(&over(*b.0, *b.1)));
+        let allowed = |i: usize, w: f64| self.abs + self.rel * w.abs() + slack.get(i).copied().unwrap_or(0.0);
+        let over = |(i, (g, w)): (usize, (&f64, &f64))| (g - w).abs() - allowed(i, *w);
+        let worst = finite().max_by(|a, b| over(*a).total_cmp(&over(*b)));
         if let Some((i, (g, w))) = worst
-            && over(*g, *w) > 0.0
+            && over((i, (g, w))) > 0.0
         {
-            let count = finite().filter(|(_, (g, w))| over(**g, **w) > 0.0).count();
+            let count = finite().filter(|x| over(*x) > 0.0).count();
             return Err(Mismatch(format!(
                 "element {i} is {g:.6}, expected {w:.6}: off by {:.2e}, allowed {:.2e} ({count} of {} elements are off)",
                 (g - w).abs(),
-                self.abs + self.rel * w.abs(),
+                allowed(i, *w),
                 got.len()
             )));
         }
@@ -113,6 +122,8 @@ mod tests {
         assert!(e.0.starts_with("element 1 is 5.0") && e.0.contains("2 of 3"), "{e}");
         let ok = T.compare(&[1.05, 2.0], &[1.0, 2.0]).unwrap();
         assert!((ok.max_abs - 0.05).abs() < 1e-12 && ok.cosine > 0.99);
+        let within = |slack: &[f64]| T.compare_within(&[1.2, 2.0], &[1.0, 2.0], slack);
+        assert!(within(&[0.11]).is_ok() && within(&[0.0, 9.0]).unwrap_err().0.contains("allowed 1.00e-1"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 struct Codes {
     Rows x, out;
     i64 count;  // accesses in all
-    int width;
+    int width, heads;
     float scale;
 };
 
@@ -13,10 +13,10 @@ template <int V> __device__ __forceinline__ void quantise(const Codes& p) {
     for (i64 n = (i64)blockIdx.x * THREADS + threadIdx.x; n < p.count; n += (i64)gridDim.x * THREADS) {
         int row = (int)(n / per_row), i = (int)(n - (i64)row * per_row) * V;
         float v[V];
-        load<DTYPE, V>(v, row_at(p.x, row, 1), i);
+        load<DTYPE, V>(v, row_at(p.x, row, p.heads), i);
 #pragma unroll
         for (int j = 0; j < V; j++) v[j] = __fdiv_rn(v[j], p.scale);
-        store<E4M3, V>(row_at(p.out, row, 1), i, v);
+        store<E4M3, V>(row_at(p.out, row, p.heads), i, v);
     }
 }
 KERNELS(quantise, Codes)

@@ -20,11 +20,12 @@ pub struct MemoryKernels {
     read: Arc<Kernel>,
     copy: Arc<Kernel>,
     fill: Arc<Kernel>,
+    fill_codes: Arc<Kernel>,
 }
 
 /// What they are compiled of: bfloat16 data.
-pub fn specs() -> [KernelSpec; 3] {
-    ["read_all", "copy_all", "fill_floats"].map(|entry| KernelSpec {
+pub fn specs() -> [KernelSpec; 4] {
+    ["read_all", "copy_all", "fill_floats", "fill_codes"].map(|entry| KernelSpec {
         file: "bench/memory.cu",
         entry,
         defines: vec![("ACT", "1".into())],
@@ -37,8 +38,13 @@ impl MemoryKernels {
     /// # Errors
     /// The compiler's.
     pub fn new(cx: &CudaExec) -> Result<Self> {
-        let [read, copy, fill] = specs();
-        Ok(Self { read: cx.kernel(&read)?, copy: cx.kernel(&copy)?, fill: cx.kernel(&fill)? })
+        let [read, copy, fill, fill_codes] = specs();
+        Ok(Self {
+            read: cx.kernel(&read)?,
+            copy: cx.kernel(&copy)?,
+            fill: cx.kernel(&fill)?,
+            fill_codes: cx.kernel(&fill_codes)?,
+        })
     }
 
     /// Reads all of `from`.
@@ -63,6 +69,14 @@ impl MemoryKernels {
     /// Memory of another device; the driver's.
     pub fn fill(&self, cx: &CudaExec, to: &Arc<dyn DeviceMem>) -> Result<()> {
         self.run(cx, &self.fill, to, to, 8)
+    }
+
+    /// Fills `to` with e4m3 numbers between -2 and 2.
+    ///
+    /// # Errors
+    /// Memory of another device; the driver's.
+    pub fn fill_codes(&self, cx: &CudaExec, to: &Arc<dyn DeviceMem>) -> Result<()> {
+        self.run(cx, &self.fill_codes, to, to, 8)
     }
 
     fn run(

@@ -5,7 +5,7 @@ pub mod attention;
 pub mod cache;
 pub(crate) mod elements;
 pub(crate) mod flash_attn;
-pub(crate) mod flash_mla;
+pub mod flash_mla;
 pub(crate) mod flashinfer;
 mod kernel;
 pub mod memory;

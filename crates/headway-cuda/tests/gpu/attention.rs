@@ -14,7 +14,7 @@ use headway_cuda::{
     modules::{installed, triton::installed_triton},
 };
 use headway_tensor::{DType, Exec, Linear, LinearPart, Ops, Tensor, Weight};
-use headway_testkit::suite::{HostAccess, SuiteConfig, cells, run_suite_with};
+use headway_testkit::suite::{Cell, HostAccess, SuiteConfig, cells, run_suite_with};
 use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 pub const TESTS: &[Test] = &[
@@ -72,6 +72,12 @@ impl HostAccess for CudaMemory {
 
     fn rounds_expanded(&self) -> bool {
         true
+    }
+
+    /// FlashAttention-3 takes 8-bit keys with 8-bit queries.
+    fn attends_in(&self, backend: &str, cell: &Cell) -> Option<DType> {
+        let coded = backend == "FLASH_ATTN" && cell.kv_element() == Some(DType::F8E4M3);
+        coded.then_some(DType::F8E4M3)
     }
 
     fn read_tensor(&self, exec: &dyn Exec, tensor: &Tensor) -> Result<Vec<u8>, AttentionError> {

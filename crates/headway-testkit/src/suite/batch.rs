@@ -138,6 +138,8 @@ pub struct World {
     pub kv_b_proj: Vec<f32>,
     /// Expanded keys and values of prefills are rounded to the activations' type.
     pub rounds_expanded: bool,
+    /// [`HostAccess::attends_in`](super::HostAccess::attends_in).
+    pub attends_in: Option<DType>,
     blocks: Vec<Vec<i32>>,
     shared: Vec<usize>,
     spans: Vec<Vec<Range<usize>>>,
@@ -169,6 +171,7 @@ impl World {
             sinks: (0..h).map(|_| rng.normal() as f32).collect(),
             kv_b_proj: latent::projection(cell, &mut rng),
             rounds_expanded: false,
+            attends_in: None,
             blocks,
             shared,
             spans: reqs
@@ -303,10 +306,23 @@ impl World {
     /// The float64 answer of a step's live rows, over what the cache holds now. The first `decodes` requests took the
     /// decodes' path: in latent attention the others see their own new tokens as they were, not as the cache has them.
     pub fn answer(&self, s: &Step, decodes: usize) -> Vec<f64> {
-        let c = &self.cell;
-        if let Some(dims) = c.latent {
-            return latent::answer(self, &dims, s, decodes);
+        match self.cell.latent {
+            Some(dims) => latent::answer(self, &dims, s, decodes),
+            None => self.attend(s, &self.shadow[1]),
         }
+    }
+
+    /// How far each element of an answer may be off for what [`World::attends_in`] does to probabilities: each by its
+    /// largest relative error, all to the same side. Empty where nothing is rounded.
+    pub fn slack(&self, s: &Step) -> Vec<f64> {
+        let Some(error) = self.attends_in.and_then(half_ulp) else { return vec![] };
+        let sizes: Vec<f64> = self.shadow[1].iter().map(|v| v.abs()).collect();
+        self.attend(s, &sizes).into_iter().map(|x| error * x).collect()
+    }
+
+    /// Attention of a step's live rows to these values, by slot.
+    fn attend(&self, s: &Step, values: &[f64]) -> Vec<f64> {
+        let c = &self.cell;
         let params = Params {
             num_heads: c.num_heads,
             num_kv_heads: c.num_kv_heads,
@@ -319,7 +335,8 @@ impl World {
             alibi_slopes: c.features.alibi.then_some(&self.slopes[..]),
             sinks: c.features.sinks.then_some(&self.sinks[..]),
         };
-        let q: Vec<f64> = s.q.iter().copied().map(f64::from).collect();
+        let rounded = |x: f32| self.attends_in.map_or(x, |dtype| round_to(dtype, x));
+        let q: Vec<f64> = s.q.iter().map(|&x| f64::from(rounded(x))).collect();
         let causal: Vec<bool> = s.reqs.iter().map(|r| r.causal).collect();
         let batch = PagedBatch {
             q: &q,
@@ -329,12 +346,21 @@ impl World {
             block_table_stride: self.stride,
             block_size: c.block_size,
             k_by_slot: &self.shadow[0],
-            v_by_slot: &self.shadow[1],
+            v_by_slot: values,
             causal: &causal,
             spans: &s.spans,
             prefixes: &s.prefixes,
         };
         attend_paged(&params, &batch).out
+    }
+}
+
+/// The largest relative error of rounding to a type of 8 bits, of numbers in its range.
+fn half_ulp(dtype: DType) -> Option<f64> {
+    match dtype {
+        DType::F8E4M3 => Some(1.0 / 16.0),
+        DType::F8E5M2 => Some(1.0 / 8.0),
+        _ => None,
     }
 }
 

@@ -13,6 +13,10 @@ const POISON_NAN: u8 = 0xff;
 /// Bytes that are a large finite number in every float type.
 const POISON_LARGE: u8 = 0x7b;
 
+/// Least cosine where probabilities are rounded to 8 bits: that of an answer and one that is off, across it, by a sixteenth
+/// of its length.
+const LEAST_COSINE: f64 = 0.998;
+
 /// A promise that was not kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Broken {
@@ -46,6 +50,7 @@ pub fn world(cell: &Cell, seed: u64, only: Option<&[Req]>) -> World {
 pub fn run(tools: Tools<'_>, cell: &Cell, seed: u64, only: Option<&[Req]>) -> Outcome<Vec<&'static str>> {
     let mut world = world(cell, seed, only);
     world.rounds_expanded = tools.host.rounds_expanded();
+    world.attends_in = tools.host.attends_in(&tools.backend.rules().name, cell);
     let mut fixture = ok("a yes of the rule book sets up", Fixture::new(tools, &world, POISON_NAN))?;
     let mut ran = vec![];
     let context = world.context_step();
@@ -90,23 +95,34 @@ pub fn run(tools: Tools<'_>, cell: &Cell, seed: u64, only: Option<&[Req]>) -> Ou
 
 fn numbers(fixture: &mut Fixture<'_>, world: &World, step: &Step, check: &'static str) -> Outcome<Output> {
     let out = ok(check, fixture.run(step, false))?;
-    let want = world.answer(step, out.decodes);
-    match Tolerance::of(world.cell.dtype).compare(&out.live, &want) {
+    let (want, slack) = (world.answer(step, out.decodes), world.slack(step));
+    match tolerance(world).compare_within(&out.live, &want, &slack) {
         Ok(_) => Ok(out),
-        Err(e) => broken(check, format!("{e}{}", whose(world, step, &out.live, &want))),
+        Err(e) => broken(check, format!("{e}{}", whose(world, step, &out.live, &want, &slack))),
+    }
+}
+
+/// How near an answer must be, beside the slack of each element.
+fn tolerance(world: &World) -> Tolerance {
+    let of = Tolerance::of(world.cell.dtype);
+    match world.attends_in {
+        Some(_) => Tolerance { cosine: LEAST_COSINE, ..of },
+        None => of,
     }
 }
 
 /// The first request whose rows are off.
-fn whose(world: &World, step: &Step, got: &[f64], want: &[f64]) -> String {
+fn whose(world: &World, step: &Step, got: &[f64], want: &[f64], slack: &[f64]) -> String {
     let head_size = world.cell.out_head();
     let width = world.cell.num_heads * head_size;
-    let tolerance = Tolerance::of(world.cell.dtype);
+    let tolerance = tolerance(world);
     for (r, w) in step.query_start_loc.windows(2).enumerate() {
         let rows = w[0] as usize * width..w[1] as usize * width;
-        let (Some(g), Some(a)) = (got.get(rows.clone()), want.get(rows)) else { continue };
+        let (Some(g), Some(a)) = (got.get(rows.clone()), want.get(rows.clone())) else { continue };
+        let more = slack.get(rows).unwrap_or(&[]);
         for (n, (g, a)) in g.chunks(head_size).zip(a.chunks(head_size)).enumerate() {
-            if tolerance.compare(g, a).is_err() {
+            let more = more.get(n * head_size..(n + 1) * head_size).unwrap_or(&[]);
+            if tolerance.compare_within(g, a, more).is_err() {
                 let (row, head) = (n / world.cell.num_heads, n % world.cell.num_heads);
                 let Req { q_len, kv_len, causal } = step.reqs[r];
                 return format!(

@@ -1,9 +1,10 @@
 //! From a rule book to the cells that must run: every value of every axis, by a stated rule.
 //!
-//! The whole product is too large, so there are three passes, each over the three phases:
+//! The whole product is too large, so there are four passes, each over the three phases:
 //! 1. activation dtype × cache dtype × feature, the other axes drawn at random by a counter;
 //! 2. activation dtype × head size (and a pair with another value size where allowed);
-//! 3. block size (the kernel's, and the manager's at once or twice that) × cache layout × head ratio.
+//! 3. block size (the kernel's, and the manager's at once or twice that) × cache layout × head ratio;
+//! 4. head size, over the first cache dtype of 8 bits.
 //!
 //! Head sizes of a range: the first, the last, one in the middle, and those of 64, 80, 96, 128, 192 and
 //! 256 that it holds. Block sizes of "a multiple of n": n, 3 n and the least multiple from 16 on.
@@ -199,6 +200,23 @@ impl<'a> Axes<'a> {
         }
     }
 
+    /// Kernels over 8-bit caches may be others than those of pass 2.
+    fn by_head_size_in_8_bits(&mut self, cells: &mut Vec<Cell>) {
+        let rules = self.rules;
+        let narrow =
+            |kv: &&KvCacheDType| matches!(kv.element(DType::F32), Some(DType::F8E4M3 | DType::F8E5M2));
+        let (Some(kv), Some(&dtype)) = (rules.kv_cache_dtypes.iter().find(narrow), rules.dtypes.first())
+        else {
+            return;
+        };
+        for head_size in self.head_sizes.clone() {
+            for phase in Phase::ALL {
+                let cell = self.next(dtype, kv.clone(), phase);
+                cells.push(Cell { head_size, head_size_v: head_size, ..cell });
+            }
+        }
+    }
+
     fn by_block(&mut self, cells: &mut Vec<Cell>) {
         let rules = self.rules;
         let (Some(kv), Some(&dtype)) = (rules.kv_cache_dtypes.first(), rules.dtypes.first()) else { return };
@@ -317,5 +335,6 @@ pub fn cells(rules: &RuleBook) -> Vec<Cell> {
     axes.by_head_size(&mut cells);
     axes.by_block(&mut cells);
     axes.batch_invariant(&mut cells);
+    axes.by_head_size_in_8_bits(&mut cells);
     cells
 }

@@ -1,5 +1,6 @@
 //! How the suite gets bytes to and from a backend's memory: the one seam between it and a device.
 
+use super::cell::Cell;
 use headway_attention::{AttentionError, KvBuf, Result};
 use headway_tensor::{DType, Exec, HostBuf, Linear, Tensor, TensorError, Weight};
 use std::sync::Arc;
@@ -60,6 +61,14 @@ pub trait HostAccess {
     /// reference then does too, as it does with what is kept in the cache.
     fn rounds_expanded(&self) -> bool {
         false
+    }
+
+    /// The type that a backend's kernels round a cell's queries and probabilities to, where it has fewer bits than the
+    /// activations': e4m3, for kernels that multiply 8-bit queries with 8-bit keys. The reference then has the queries
+    /// that the kernels have, and probabilities may be off by what that type's rounding does to them.
+    fn attends_in(&self, backend: &str, cell: &Cell) -> Option<DType> {
+        let _ = (backend, cell);
+        None
     }
 
     /// All bytes of a tensor, after everything that was queued on `exec`.

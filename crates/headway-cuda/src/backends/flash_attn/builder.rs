@@ -13,7 +13,7 @@ use crate::{
         common::{StepLimits, refuse},
         extensions::{open, pages_end},
     },
-    kernels::flash_attn::{FlashBatch, FlashShape, Form, Schedule, element, schedule},
+    kernels::flash_attn::{FlashBatch, FlashShape, Form, Schedule, operand, schedule},
     modules::extension::{Extension, Extensions},
 };
 use headway_attention::{
@@ -21,7 +21,7 @@ use headway_attention::{
     Result, RuleBook,
     group::kv::spec::{KvQuantMode, TokensPerState},
 };
-use headway_tensor::{DType, Persistent, Tensor, View};
+use headway_tensor::{DType, DeviceMem, Exec, Persistent, Tensor, View};
 use std::{ops::Range, sync::Arc};
 
 /// Multiprocessors where the device is not known yet.
@@ -41,6 +41,8 @@ pub struct FlashAttnBuilder {
     starts: Persistent<i32>,
     memory: Arc<Tensor>,
     scratch: Arc<Tensor>,
+    /// Room for a step's queries in 8 bits, where the cache is.
+    codes: Option<Arc<dyn DeviceMem>>,
 }
 
 /// A step's launch: its form, schedule and batch.
@@ -52,6 +54,8 @@ pub struct FlashAttnMetadata {
     /// `None`: each run makes its own.
     pub(super) schedule: Option<Schedule>,
     pub(super) scratch: Arc<Tensor>,
+    /// Where a layer's queries go in 8 bits.
+    pub(super) codes: Option<Arc<dyn DeviceMem>>,
     /// Rows that no request has, or may have: zeroed before the launch.
     pub(super) padding: Range<usize>,
 }
@@ -68,7 +72,7 @@ fn shape_of(group: &GroupInfo) -> Result<(FlashShape, DType)> {
             ));
         }
     };
-    let plain = attention.quant == KvQuantMode::None
+    let plain = matches!(attention.quant, KvQuantMode::None | KvQuantMode::Fp8PerTensor)
         && attention.tokens_per_state == TokensPerState::ONE
         && attention.num_head_slots.is_none_or(|n| n == attention.num_kv_heads)
         && attention.state_content_bytes.is_none()
@@ -78,8 +82,8 @@ fn shape_of(group: &GroupInfo) -> Result<(FlashShape, DType)> {
     if !plain {
         return Err(refuse(
             NAME,
-            "a packed, compressed, quantised or chunked KV cache, or values of another size than keys",
-            "unquantised keys and values of one token each are",
+            "a packed, compressed or chunked KV cache, one with scales of its own, or values of another size than keys",
+            "keys and values of one token each, of 16 bits or in fp8, are",
         ));
     }
     let shape = FlashShape {
@@ -88,8 +92,15 @@ fn shape_of(group: &GroupInfo) -> Result<(FlashShape, DType)> {
         head_size: attention.head_size,
         page_size: group.kernel_block_size,
     };
-    shape.check().map_err(|why| refuse(NAME, why, "choose another backend for these layers"))?;
+    shape
+        .check(attention.dtype)
+        .map_err(|why| refuse(NAME, why, "choose another backend for these layers"))?;
     Ok((shape, attention.dtype))
+}
+
+/// Bytes of a step's queries in 8 bits; none where the cache is not.
+fn code_bytes(group: &GroupInfo, shape: &FlashShape, dtype: DType) -> usize {
+    if dtype == DType::F8E4M3 { group.max_num_tokens * shape.heads * shape.head_size } else { 0 }
 }
 
 impl FlashAttnBuilder {
@@ -152,20 +163,25 @@ impl MetadataBuilder for FlashAttnBuilder {
     const UPDATES_BLOCK_TABLE: bool = true;
 
     fn plan(group: &GroupInfo, rules: &RuleBook, _: &FlashAttnConfig) -> Result<BuilderPlan> {
-        let (shape, _) = shape_of(group)?;
+        let (shape, dtype) = shape_of(group)?;
         let numbers = FlashShape::schedule_len(group.max_num_reqs) + 3 * (group.max_num_reqs + 1);
         Ok(BuilderPlan {
             graph_support: rules.graph_support,
             reorder_batch_threshold: rules.reorder_batch_threshold,
             persistent_bytes: (numbers * size_of::<i32>()) as u64,
-            workspace_bytes: Room::of(group, shape, USUAL_MULTIPROCESSORS).scratch_bytes() as u64,
+            workspace_bytes: (Room::of(group, shape, USUAL_MULTIPROCESSORS).scratch_bytes()
+                + code_bytes(group, &shape, dtype)) as u64,
         })
     }
 
     fn new(cx: &CudaExec, group: &GroupInfo, _: &BuilderPlan, _: &FlashAttnConfig) -> Result<Self> {
         let (shape, dtype) = shape_of(group)?;
-        if element(dtype).is_none() {
-            return Err(refuse(NAME, format!("a KV cache of {dtype}"), "use bfloat16 or float16"));
+        if operand(dtype).is_none() {
+            return Err(refuse(
+                NAME,
+                format!("a KV cache of {dtype}"),
+                "use bfloat16, float16 or fp8 (e4m3)",
+            ));
         }
         let module = open(NAME, Extensions::FlashAttention3)?;
         let room = Room::of(group, shape, cx.info().multiprocessors);
@@ -180,6 +196,10 @@ impl MetadataBuilder for FlashAttnBuilder {
             });
             uniform.push((n, starts));
         }
+        let codes = match code_bytes(group, &shape, dtype) {
+            0 => None,
+            n => cx.alloc(n)?,
+        };
         let zeros = |dtype, len: usize| Ok::<_, AttentionError>(Arc::new(Tensor::zeros(cx, dtype, &[len])?));
         Ok(Self {
             module,
@@ -192,6 +212,7 @@ impl MetadataBuilder for FlashAttnBuilder {
             starts: Persistent::new(cx, group.max_num_reqs + 1)?,
             memory: zeros(DType::I32, FlashShape::schedule_len(group.max_num_reqs))?,
             scratch: zeros(DType::U8, room.scratch_bytes())?,
+            codes,
         })
     }
 
@@ -217,6 +238,7 @@ impl MetadataBuilder for FlashAttnBuilder {
             batch,
             schedule,
             scratch: Arc::clone(&self.scratch),
+            codes: self.codes.clone(),
             padding,
         })
     }
@@ -250,7 +272,8 @@ impl MetadataBuilder for FlashAttnBuilder {
                 "block-table update from a group of other heads or windows, or of another batch".into(),
             ));
         }
-        Ok(FlashAttnMetadata { batch, padding, scratch: Arc::clone(&self.scratch), ..first.clone() })
+        let (scratch, codes) = (Arc::clone(&self.scratch), self.codes.clone());
+        Ok(FlashAttnMetadata { batch, padding, scratch, codes, ..first.clone() })
     }
 
     fn frozen(m: &FlashAttnMetadata) -> u64 {
@@ -261,6 +284,7 @@ impl MetadataBuilder for FlashAttnBuilder {
         // Not the padding: a graph zeros all rows that can be some.
         (b.table_stride, b.rows, b.seq_lens.len()).hash(&mut h);
         (m.form, m.schedule.as_ref().map(Schedule::frozen), m.scratch.view().device_addr()).hash(&mut h);
+        m.codes.as_ref().map(|c| c.addr()).hash(&mut h);
         h.finish()
     }
 }

@@ -11,7 +11,8 @@ use crate::{
     kernels::{
         Kernel,
         cache::{CacheLayout, write_kernel, write_kv},
-        flash_attn::{FlashNumbers, Form, MOST_HEADS_WITH_SINKS, element, run},
+        flash_attn::{FlashNumbers, Form, MOST_HEADS_WITH_SINKS, Queries, element, head_step, run},
+        ops::codes::quantise_queries,
     },
     modules::extension::{Extension, Extensions},
 };
@@ -26,7 +27,10 @@ pub struct FlashAttnLayer {
     kv_heads: usize,
     head_size: usize,
     dtype: DType,
+    cache: DType,
     scale: f32,
+    /// Factors that turn what is stored into keys and values.
+    kv_scales: (f32, f32),
     window: Option<usize>,
     soft_cap: Option<f32>,
     sinks: Option<View<f32>>,
@@ -38,7 +42,14 @@ struct OnDevice {
     module: Arc<Extension>,
     write: Arc<Kernel>,
     sinks: Option<View<u16>>,
+    /// Factors of 8-bit queries, keys and values.
+    scales: Option<View<f32>>,
 }
+
+/// Factor of queries in 8 bits. One for all, so that a row's result depends on that row alone: a factor that followed what
+/// a step brings would make it depend on the step. It takes part in no rounding but of numbers beyond 448, which become
+/// 448, and of those below 2^-6, which are off by up to 2^-10: codes are floating-point numbers.
+const Q_SCALE: f32 = 1.0;
 
 impl LayerImpl for FlashAttnLayer {
     type Exec = CudaExec;
@@ -73,9 +84,15 @@ impl FlashAttnLayer {
         if let Some(d) = self.on_device.get() {
             return Ok(d);
         }
+        let coded = self.cache == DType::F8E4M3;
+        let scales = [Q_SCALE, self.kv_scales.0, self.kv_scales.1];
         let made = OnDevice {
             module: open(NAME, Extensions::FlashAttention3)?,
-            write: write_kernel(cx, self.head_size, self.dtype, self.dtype)?,
+            write: write_kernel(cx, self.head_size, self.dtype, self.cache)?,
+            scales: match coded {
+                true => Some(Persistent::new(cx, 3)?.write(cx, 3, |to| to.copy_from_slice(&scales))),
+                false => None,
+            },
             sinks: self.sinks.as_ref().map(|x| rounded(cx, x)).transpose()?,
         };
         Ok(self.on_device.get_or_init(|| made))
@@ -83,7 +100,7 @@ impl FlashAttnLayer {
 
     /// The cache as the kernels see it, checked against this layer's type.
     fn cache<'a>(&self, kv: &'a KvMut<'_>) -> Result<CacheLayout<'a>> {
-        let memory = cache_memory(NAME, &LAYOUTS, self.dtype, kv)?;
+        let memory = cache_memory(NAME, &LAYOUTS, self.cache, kv)?;
         Ok(cache_layout(memory, kv, self.kv_heads, self.head_size))
     }
 
@@ -117,6 +134,7 @@ impl FlashAttnLayer {
             scale: self.scale,
             soft_cap: self.soft_cap.unwrap_or(0.0),
             sinks: device.sinks.as_ref(),
+            scales: device.scales.as_ref(),
         };
         if !metadata.padding.is_empty() {
             cx.fill_zero(&mut out.reborrow().rows(metadata.padding.clone())?)?;
@@ -124,6 +142,18 @@ impl FlashAttnLayer {
         let rows = metadata.batch.rows;
         let (q, to) = (x.q.rows(0..rows)?, out.rows(0..rows)?);
         let (batch, scratch) = (&metadata.batch, &*metadata.scratch);
+        let q = match (self.cache == DType::F8E4M3, &metadata.codes) {
+            (false, _) => Queries::Rows(q),
+            (true, Some(codes)) => {
+                quantise_queries(cx, Q_SCALE, q, codes)?;
+                Queries::Codes(codes)
+            }
+            (true, None) => {
+                return Err(AttentionError::Inputs(
+                    "a layer with an fp8 cache was given metadata of a group without".into(),
+                ));
+            }
+        };
         let cache = self.cache(kv)?;
         run(cx, &device.module, &shape, &form, batch, schedule, &numbers, q, &cache, to, scratch, lse)?;
         Ok(())
@@ -135,10 +165,17 @@ impl AttentionImpl for FlashAttnLayer {
         if element(a.dtype).is_none() {
             return Err(refuse(NAME, format!("{} activations", a.dtype), "use bfloat16 or float16"));
         }
-        if a.kv_cache_dtype != a.dtype {
+        let coded = a.kv_cache_dtype == DType::F8E4M3;
+        if a.kv_cache_dtype != a.dtype && (!coded || a.dtype != DType::BF16) {
             let what = format!("a KV cache of {} with {} activations", a.kv_cache_dtype, a.dtype);
-            return Err(refuse(NAME, what, "use the activations' type"));
+            return Err(refuse(NAME, what, "use the activations' type, or fp8 (e4m3) with bfloat16"));
         }
+        if !a.head_size.is_multiple_of(head_step(a.kv_cache_dtype)) {
+            let what = format!("heads of {} over a cache of {}", a.head_size, a.kv_cache_dtype);
+            return Err(refuse(NAME, what, "choose another backend for this layer"));
+        }
+        positive(NAME, "a factor of stored keys of", a.k_scale)?;
+        positive(NAME, "a factor of stored values of", a.v_scale)?;
         if a.head_size_v != a.head_size {
             let what = format!("value heads of {} beside key heads of {}", a.head_size_v, a.head_size);
             return Err(refuse(NAME, what, "both must be of one size"));
@@ -160,7 +197,9 @@ impl AttentionImpl for FlashAttnLayer {
             kv_heads: a.num_kv_heads,
             head_size: a.head_size,
             dtype: a.dtype,
+            cache: a.kv_cache_dtype,
             scale: a.scale,
+            kv_scales: (a.k_scale, a.v_scale),
             window: a.sliding_window,
             soft_cap: a.logit_soft_cap,
             sinks: a.sinks.cloned(),
@@ -177,7 +216,7 @@ impl AttentionImpl for FlashAttnLayer {
     ) -> Result<()> {
         expect_write(x, kv, self.dtype)?;
         let device = self.on_device(cx)?;
-        Ok(write_kv(cx, &device.write, x.k, x.v, (1.0, 1.0), slot_mapping, &self.cache(kv)?)?)
+        Ok(write_kv(cx, &device.write, x.k, x.v, self.kv_scales, slot_mapping, &self.cache(kv)?)?)
     }
 
     fn forward(

@@ -5,8 +5,8 @@
 //! | module | what `headway kernels fetch flash-attn` brought; without it every layer is refused with the command |
 //! | batches | decode, prefill, chunked prefill and mixed, in one launch |
 //! | q, k, v, out | bfloat16, float16 |
-//! | KV cache | the activations' type (over an fp8 cache these kernels want queries and probabilities in fp8 too) |
-//! | heads | MHA, GQA, MQA; sizes in multiples of 8 up to 256 |
+//! | KV cache | the activations' type; fp8 (e4m3) beside bfloat16 |
+//! | heads | MHA, GQA, MQA; sizes in multiples of 8 up to 256, over fp8 of 16 |
 //! | masks | causal; sliding window |
 //! | scores | soft cap; sinks, which the kernels take in bfloat16, for up to 64 heads |
 //! | blocks | multiples of 16 tokens, heads outside of tokens or inside |
@@ -19,6 +19,10 @@
 //! beyond it: so a graph of any batch would need the largest bound, and its decodes have the tiles of prefills. Where
 //! queries are as short as decodes the bound is a constant, and a launch depends on rows and requests alone; steps with
 //! prefills run in pieces. An output can't be quantised by its kernels.
+//!
+//! Over an fp8 cache the kernels want queries in e4m3 too, and round probabilities to it. Queries are rounded as they are, by a
+//! factor of 1 (`layer.rs`), in a launch before each layer's. So this backend stands back there for `CUDA_ATTN`, whose
+//! queries and probabilities are the activations'.
 //!
 //! Keys and values are written by headway's own kernel. FlashAttention-3: Shah et al., 2024.
 

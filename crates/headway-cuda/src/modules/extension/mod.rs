@@ -30,5 +30,6 @@ mod torch;
 pub use check::{check, try_extension};
 pub use error::ExtensionError;
 pub use fetch::{FetchOptions, FetchReport, fetch};
-pub(crate) use module::{Extension, Place};
+pub use module::Extension;
+pub(crate) use module::Place;
 pub use pins::{ExtensionEntry, Extensions, Pin, Returns, VLLM};

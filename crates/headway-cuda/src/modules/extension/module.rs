@@ -24,7 +24,7 @@ const MOST: usize = 40;
 
 /// A module whose kernels can be called.
 #[derive(Debug)]
-pub(crate) struct Extension {
+pub struct Extension {
     path: PathBuf,
     torch: &'static Torch,
     catch: Catch,
@@ -119,7 +119,7 @@ impl Extension {
     /// # Safety
     /// The arguments are those of the kernel's schema; tensors lie where they say for as long as the device works on
     /// them, and so does the memory of the call; the device's context is bound to this thread.
-    pub unsafe fn call(
+    pub(crate) unsafe fn call(
         &self,
         function: &'static str,
         place: &Place,
@@ -216,7 +216,7 @@ enum Owned {
 
 impl Extension {
     /// Arguments for a call of this module.
-    pub fn arguments(&self) -> Arguments<'_> {
+    pub(crate) fn arguments(&self) -> Arguments<'_> {
         Arguments { torch: self.torch, stack: [0; MOST], len: 0, owned: vec![], broken: false }
     }
 }

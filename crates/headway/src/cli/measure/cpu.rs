@@ -85,7 +85,7 @@ impl Meter for CpuMeter<'_> {
     }
 
     /// Normally distributed bfloat16 values; float32 caches read the same bytes.
-    fn pool(&self, bytes: usize) -> Result<Pool> {
+    fn pool(&self, bytes: usize, _: DType) -> Result<Pool> {
         pool(bytes)
     }
 

@@ -159,9 +159,12 @@ impl Meter for CudaMeter<'_> {
     }
 
     /// bfloat16 numbers between -2 and 2; float16 caches read the same bytes, which are between -2 and 2 too.
-    fn pool(&self, bytes: usize) -> Result<Pool> {
+    fn pool(&self, bytes: usize, cache: DType) -> Result<Pool> {
         let memory = self.alloc(bytes)?;
-        self.memory.fill(self.cx, &memory)?;
+        match cache {
+            DType::F8E4M3 => self.memory.fill_codes(self.cx, &memory)?,
+            _ => self.memory.fill(self.cx, &memory)?,
+        }
         self.cx.synchronize()?;
         Ok(Pool(KvBuf::Dev(memory)))
     }

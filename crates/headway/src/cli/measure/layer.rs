@@ -2,6 +2,7 @@
 
 use super::case::{Case, Kind};
 use headway_attention::{KvCacheSpec, LayerNeed};
+use headway_tensor::DType;
 
 /// A layer.
 #[derive(Clone, Debug)]
@@ -15,6 +16,15 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// With a cache of another element type, and the type's name as users have it.
+    pub fn with_cache(mut self, element: DType, name: &'static str) -> Self {
+        self.need.kv_cache_dtype = Some(name.into());
+        if let Some(attention) = self.cache.attention_mut() {
+            attention.dtype = element;
+        }
+        self
+    }
+
     /// Elements of a query head.
     pub fn q_head(&self) -> usize {
         self.need.latent.map_or(self.need.head_size, |l| l.qk_nope_head_dim + l.qk_rope_head_dim)

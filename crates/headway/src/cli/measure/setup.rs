@@ -24,6 +24,8 @@ pub struct Setup<'a> {
     /// `None`: the backend's preferred one.
     pub block_size: Option<usize>,
     pub layout: KvCacheLayout,
+    /// Every case is replayed from a graph, whatever an engine may replay.
+    pub replay_all: bool,
 }
 
 impl Setup<'_> {

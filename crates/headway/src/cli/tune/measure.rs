@@ -27,6 +27,7 @@ use headway_engine::{
     runner::{StartupError, block_size::DEFAULT_BLOCK_SIZE, decide, devices::OpenDevice},
     tuning::{Candidate, Class, Figure, LayerProfile, LayerQuestion, Question, Setting, Weights, choose},
 };
+use headway_tensor::DType;
 use indicatif::ProgressBar;
 use std::sync::Arc;
 
@@ -81,7 +82,8 @@ pub fn run(
             regimes::Asked { batches: &args.batches, contexts: &args.contexts, prompts: &args.prompts };
         let all = regimes::of(asked, device.place.platform, question.max_model_len);
         let (bytes, cases) = fit(&subjects, all, &sizes, device)?;
-        (meter.ceilings()?, meter.pool(bytes)?, cases)
+        let cache = subjects.first().map_or(DType::BF16, |s| s.layer.cache.dtype());
+        (meter.ceilings()?, meter.pool(bytes, cache)?, cases)
     };
     let backends: usize = subjects.iter().map(|s| s.backends.len()).sum();
     let settings = levels.len().max(1) + sizes.len().max(1) - 1;
@@ -323,7 +325,8 @@ impl Run<'_> {
             None => backend.rules().kv_cache_layouts.first().copied().unwrap_or_default(),
         };
         let block_size = setting.block_size;
-        let setup = Setup { backend, device, meter, ceilings: &self.ceilings, layer, block_size, layout };
+        let (ceilings, replay_all) = (&self.ceilings, false);
+        let setup = Setup { backend, device, meter, ceilings, layer, block_size, layout, replay_all };
         let skip = |cases: usize| self.bar.inc(cases as u64);
         let readable = backend.rules().kv_cache_layouts.contains(&layout);
         let Some(block_size) = setup.checked_block_size().ok().filter(|_| readable) else {

@@ -30,6 +30,27 @@ use std::sync::Arc;
 /// Of `--backend`: every backend of the device.
 const ALL: &str = "all";
 
+/// What `--kv-cache-dtype` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheType {
+    /// The activations' type.
+    Auto,
+    /// e4m3.
+    Fp8,
+}
+
+/// A cache of [`CacheType::Fp8`], as users name it.
+pub const FP8: &str = "fp8_e4m3";
+
+/// `--kv-cache-dtype`.
+pub fn cache_type(text: &str) -> Result<CacheType, String> {
+    match text {
+        "auto" => Ok(CacheType::Auto),
+        "fp8" | FP8 => Ok(CacheType::Fp8),
+        _ => Err("give auto or fp8".into()),
+    }
+}
+
 /// What was asked, understood.
 pub struct Bench<'a> {
     pub args: &'a AttentionArgs,
@@ -59,7 +80,15 @@ impl<'a> Bench<'a> {
         // Standard input may name any of them.
         let all = [DType::BF16, DType::F16, DType::F32];
         let named = if args.from_stdin { &all[..] } else { &dtypes };
-        let in_dtypes = |h: &Heads| named.iter().map(|&d| h.layer(platform, d)).collect::<Vec<_>>();
+        let coded = args.kv_cache_dtype == Some(CacheType::Fp8);
+        if coded && platform == "cpu" {
+            return Err(CliError::Usage("--kv-cache-dtype fp8: measured on CUDA devices alone".into()));
+        }
+        let layer = |h: &Heads, dtype| {
+            let layer = h.layer(platform, dtype);
+            if coded { layer.with_cache(DType::F8E4M3, FP8) } else { layer }
+        };
+        let in_dtypes = |h: &Heads| named.iter().map(|&d| layer(h, d)).collect::<Vec<_>>();
         let layers: Vec<Layer> = file.heads.iter().flat_map(in_dtypes).collect();
         let needs = |kind: KindTag| -> Vec<LayerNeed> {
             let needs = layers.iter().map(|l| &l.need).filter(|n| n.kind == kind);
@@ -151,7 +180,8 @@ impl<'a> Bench<'a> {
         ceilings: &'b Ceilings,
     ) -> Setup<'b> {
         let &Run { backend, layout, layer, block_size, .. } = run;
-        Setup { backend, device, meter, ceilings, layer, block_size, layout }
+        let replay_all = self.args.replay_all;
+        Setup { backend, device, meter, ceilings, layer, block_size, layout, replay_all }
     }
 
     /// Bytes of the pool as asked.
@@ -185,7 +215,8 @@ impl<'a> Bench<'a> {
                 self.asked_bytes()
             }
         };
-        Ok(meter.pool(bytes)?)
+        let coded = self.args.kv_cache_dtype == Some(CacheType::Fp8);
+        Ok(meter.pool(bytes, if coded { DType::F8E4M3 } else { DType::BF16 })?)
     }
 
     /// Whether the device had less room than the file asks for.

@@ -15,6 +15,8 @@ pub struct Line {
     kind: &'static str,
     pub(super) heads: String,
     pub(super) dtype: &'static str,
+    /// Element type of the cache.
+    kv_cache_dtype: String,
     block_size: usize,
     pub(super) threads: usize,
     cache: &'static str,
@@ -93,6 +95,12 @@ impl Line {
             kind: case.kind.name(),
             heads: s.layer.name.clone(),
             dtype: short(s.layer.need.dtype),
+            kv_cache_dtype: s
+                .layer
+                .need
+                .kv_cache_dtype
+                .as_ref()
+                .map_or_else(String::new, ToString::to_string),
             block_size: m.block_size,
             threads: s.device.threads,
             cache: if case.cache == CacheState::Hot { "hot" } else { "cold" },
@@ -159,7 +167,11 @@ impl std::fmt::Display for Line {
             (Some(c), Some(s)) => write!(f, " {c:>8.1} {:>5.0}%", s * 100.0)?,
             _ => write!(f, " {:>8} {:>6}", "-", "-")?,
         }
-        write!(f, " {:>14}", self.backend)
+        write!(f, " {:>14}", self.backend)?;
+        match self.kv_cache_dtype.starts_with("fp8") {
+            true => write!(f, ", {} cache", self.kv_cache_dtype),
+            false => Ok(()),
+        }
     }
 }
 
@@ -178,6 +190,7 @@ pub mod tests {
             kind: "decode",
             heads: "1/1/8".into(),
             dtype: "bf16",
+            kv_cache_dtype: "bfloat16".into(),
             block_size: 16,
             threads: 1,
             cache: "cold",

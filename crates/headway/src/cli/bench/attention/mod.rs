@@ -18,7 +18,7 @@ use super::{
     },
     show,
 };
-use asked::{Bench, Run, element};
+use asked::{Bench, CacheType, Run, cache_type, element};
 use clap::Args;
 use headway_attention::Registry;
 use headway_engine::runner::{devices::OpenDevice, memory};
@@ -46,6 +46,9 @@ pub struct AttentionArgs {
     /// bf16, f16, f32; several separated by commas. [default: the file's]
     #[arg(long, value_name = "DTYPES", value_delimiter = ',', value_parser = element)]
     dtype: Vec<DType>,
+    /// Element type of the cache: auto (the activations'), or fp8 (e4m3) on a CUDA device. [default: auto]
+    #[arg(long, value_name = "TYPE", value_parser = cache_type)]
+    kv_cache_dtype: Option<CacheType>,
     /// Worker threads of the CPU; several separated by commas. [default: the file's, as far as there are processors]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = parse::at_least_one)]
     threads: Vec<usize>,
@@ -59,6 +62,10 @@ pub struct AttentionArgs {
     /// more than 60 % of its free memory]
     #[arg(long, value_name = "MIB", value_parser = parse::at_least_one)]
     pool: Option<usize>,
+    /// Replay every case from a graph, prefills and mixed batches too, whatever the backend lets an engine replay: what
+    /// kernels take without the host's launches. A batch that stays the same can be recorded.
+    #[arg(long)]
+    replay_all: bool,
     /// Samples of each measurement. [default: 7, or fewer where a call takes long; on a CUDA device 9
     /// replays of a graph]
     #[arg(long, value_name = "N", value_parser = parse::at_least_one)]

@@ -28,6 +28,7 @@ fn attention_has_the_fields_that_are_promised_and_no_others() {
             "kind",
             "heads",
             "dtype",
+            "kv_cache_dtype",
             "block_size",
             "threads",
             "cache",

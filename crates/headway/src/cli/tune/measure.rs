@@ -446,7 +446,7 @@ mod tests {
             options: &options,
             bar: ProgressBar::hidden(),
         };
-        let mut pool = meter::of(&*device.ops)?.pool(4 << 20)?;
+        let mut pool = meter::of(&*device.ops)?.pool(4 << 20, DType::BF16)?;
         let weights = Weights::default();
         let mut tried = |candidates: Vec<Candidate>| -> Result<Vec<Candidate>, CliError> {
             subjects[0].candidates = candidates;

@@ -16,7 +16,7 @@ pub struct Line {
     pub(super) heads: String,
     pub(super) dtype: &'static str,
     /// Element type of the cache.
-    kv_cache_dtype: String,
+    pub(super) kv_cache_dtype: String,
     block_size: usize,
     pub(super) threads: usize,
     cache: &'static str,
@@ -117,6 +117,13 @@ impl Line {
     }
 }
 
+impl Line {
+    /// The cache's type, where it is of eight bits.
+    pub fn coded_cache(&self) -> Option<&str> {
+        Some(self.kv_cache_dtype.as_str()).filter(|t| t.starts_with("fp8"))
+    }
+}
+
 /// As the case files write it.
 pub fn short(dtype: DType) -> &'static str {
     match dtype {
@@ -168,9 +175,9 @@ impl std::fmt::Display for Line {
             _ => write!(f, " {:>8} {:>6}", "-", "-")?,
         }
         write!(f, " {:>14}", self.backend)?;
-        match self.kv_cache_dtype.starts_with("fp8") {
-            true => write!(f, ", {} cache", self.kv_cache_dtype),
-            false => Ok(()),
+        match self.coded_cache() {
+            Some(cache) => write!(f, ", {cache} cache"),
+            None => Ok(()),
         }
     }
 }

@@ -39,6 +39,8 @@ struct Mark {
     case: String,
     heads: String,
     dtype: String,
+    /// Not there: the activations'.
+    kv_cache_dtype: Option<String>,
     share_of_ceiling: f64,
 }
 
@@ -64,7 +66,12 @@ impl Marks {
 
     fn of(&self, l: &Line) -> Option<f64> {
         let is = |m: &&Mark| {
-            m.backend == l.backend && m.case == l.case && m.heads == l.heads && m.dtype == l.dtype
+            let coded = m.kv_cache_dtype.as_deref().filter(|t| t.starts_with("fp8"));
+            m.backend == l.backend
+                && m.case == l.case
+                && m.heads == l.heads
+                && m.dtype == l.dtype
+                && coded == l.coded_cache()
         };
         self.0.iter().find(is).map(|m| m.share_of_ceiling)
     }
@@ -108,7 +115,9 @@ fn svg(lines: &[Line], marks: Option<&Marks>) -> String {
     let mut d =
         Drawing { body: String::new(), y: 26.0, most: (largest * 20.0).ceil().min(MOST * 20.0) / 20.0 };
     let isa = lines.first().map_or("", |l| l.isa.as_str());
-    d.text(16.0, "title", &format!("Attention calls on {isa}: share of the ceiling"));
+    let cache = lines.iter().find_map(Line::coded_cache);
+    let cache = cache.map(|c| format!(", {c} cache")).unwrap_or_default();
+    d.text(16.0, "title", &format!("Attention calls on {isa}{cache}: share of the ceiling"));
     d.y += 20.0;
     let held =
         "decode and write against memory reads and writes, prefill and mixed against the matrix product";
@@ -300,6 +309,7 @@ mod tests {
             case: "decode_b1".into(),
             heads: "1/1/8".into(),
             dtype: "bf16".into(),
+            kv_cache_dtype: None,
             share_of_ceiling: 0.55,
         }]);
         let text = svg(&lines, Some(&marks));

@@ -46,7 +46,9 @@ pub fn tables(lines: &[Line]) -> String {
         }
     }
     if !out.is_empty() {
-        out += "us of a call and its share of the ceiling; * is the quickest\n";
+        let cache = lines.iter().find_map(Line::coded_cache);
+        let cache = cache.map(|c| format!("; {c} cache")).unwrap_or_default();
+        out += &format!("us of a call and its share of the ceiling; * is the quickest{cache}\n");
     }
     out
 }

@@ -3,11 +3,15 @@
 
 use headway_cuda::modules::triton::{
     FormKind, TRITON, TRITON_MANIFEST, TritonBuild, TritonEntry, TritonError, TritonFolder, TritonManifest,
-    TritonWant, build_triton, recipe,
+    TritonWant, WantOf, build_triton, recipe,
 };
 use std::{fs, path::Path};
 
-const WANT: TritonWant<'_> = TritonWant { dtype: "bfloat16", head_size: 64, soft_cap: false, arch: None };
+const WANT: TritonWant<'_> = TritonWant { dtype: "bfloat16", of: paged(64, false), arch: None };
+
+const fn paged(head_size: usize, soft_cap: bool) -> WantOf {
+    WantOf::Paged { head_size, soft_cap }
+}
 
 /// A file as a compiler leaves it, as far as it is checked: a header, a table of symbols, their names.
 fn cubin(machine: u16, function: &str) -> Vec<u8> {
@@ -94,16 +98,17 @@ fn says(e: &TritonError, parts: &[&str]) {
 #[test]
 fn a_kernel_that_is_what_its_entry_says_is_read() {
     let dir = tempfile::tempdir().unwrap();
-    let kernels = FormKind::ALL.map(|kind| kernel(dir.path(), kind, &cubin(190, kind.function())));
-    let manifest = TritonManifest { kernels: kernels.into(), ..TritonManifest::default() };
+    let kernels = WANT.kinds().iter().map(|&kind| kernel(dir.path(), kind, &cubin(190, kind.function())));
+    let manifest = TritonManifest { kernels: kernels.collect(), ..TritonManifest::default() };
     fs::write(dir.path().join(TRITON_MANIFEST), manifest.write()).unwrap();
     let folder = TritonFolder::open(dir.path()).unwrap();
     assert!(folder.has(&TritonWant { arch: Some("sm_90a"), ..WANT }));
     for other in [
         TritonWant { arch: Some("sm_80"), ..WANT },
-        TritonWant { head_size: 128, ..WANT },
+        TritonWant { of: paged(128, false), ..WANT },
+        TritonWant { of: WantOf::Latent, ..WANT },
         TritonWant { dtype: "float16", ..WANT },
-        TritonWant { soft_cap: true, ..WANT },
+        TritonWant { of: paged(64, true), ..WANT },
     ] {
         assert!(!folder.has(&other), "{other:?}");
     }
@@ -221,15 +226,18 @@ fn triton_compiles_the_kernels_for_every_generation() {
             dtypes: vec![dtype.into()],
             arch: arch.into(),
             soft_cap,
+            mla: true,
             packages: Some(packages.clone().into()),
         };
         let report = build_triton(&options, &mut |line| println!("{line}")).unwrap();
-        assert_eq!((report.built.len(), report.present.len()), (4, 0));
+        assert_eq!((report.built.len(), report.present.len()), (7, 0));
         let folder = TritonFolder::open(&options.folder).unwrap();
-        assert!(folder.has(&TritonWant { dtype, head_size, soft_cap, arch: Some(arch) }));
+        for of in [paged(head_size, soft_cap), WantOf::Latent] {
+            assert!(folder.has(&TritonWant { dtype, of, arch: Some(arch) }));
+        }
         folder.kernels().iter().for_each(|k| drop(folder.code(k, Some(arch)).unwrap()));
         // What is there is left.
         let again = build_triton(&options, &mut |_| {}).unwrap();
-        assert_eq!((again.built.len(), again.present.len()), (0, 4));
+        assert_eq!((again.built.len(), again.present.len()), (0, 7));
     }
 }

@@ -19,20 +19,22 @@ if triton.__version__ != wanted["triton"]:
     sys.exit()
 
 import attention
+import latent
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 # Arguments by their type, and what they are multiples of.
 POINTERS = {
     "out": "T", "q": "T", "cache": "T", "block_table": "i32", "query_start_loc": "i32", "seq_lens": "i32",
-    "causal_flags": "u8", "sinks": "fp32", "part_out": "fp32", "part_sums": "fp32",
+    "causal_flags": "u8", "sinks": "fp32", "part_out": "fp32", "part_sums": "fp32", "q_rope": "T",
 }
 TYPES = {"block_stride": "i64", "head_stride": "i64", "reciprocal": "u32", "scale": "fp32", "cap": "fp32"}
 STRIDES = ("out_token", "out_head", "q_token", "q_head", "block_stride", "token_stride", "head_stride", "v_offset")
 
 
 def source(form):
-    kernel = getattr(attention, form["kernel"])
+    name = form["kernel"]
+    kernel = getattr(attention, name) if hasattr(attention, name) else getattr(latent, name)
     constants, signature, attrs = form["constants"], {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:

@@ -11,7 +11,9 @@ pub mod flashinfer_mla;
 pub mod latent;
 pub mod mamba2;
 mod modules;
+mod triton;
 pub mod triton_attn;
+pub mod triton_mla;
 
 pub use cuda_attn::CudaAttn;
 pub use cuda_mla::CudaMla;
@@ -21,6 +23,7 @@ pub use flashinfer::FlashInfer;
 pub use flashinfer_mla::FlashInferMla;
 pub use mamba2::Mamba2Attn;
 pub use triton_attn::TritonAttn;
+pub use triton_mla::TritonMla;
 
 use headway_attention::{Registry, Result};
 
@@ -29,7 +32,7 @@ use headway_attention::{Registry, Result};
 /// `TRITON_ATTN` is the last of softmax attention: `CUDA_ATTN` takes nearly every layer that it takes, and needs no build.
 /// `FLASHINFER_MLA` before `CUDA_MLA`: with 128 heads its decodes on Hopper take half the time, with 16 they are level,
 /// and where only `mla_fa2` is built it stands back;
-/// `FLASHMLA` last: it is slower than both but in the largest batches.
+/// `FLASHMLA` after them: it is slower than both but in the largest batches; `TRITON_MLA` last, as with keys and values.
 /// All but headway's CUDA kernels are refused where they are not fetched or built.
 ///
 /// # Errors
@@ -42,5 +45,6 @@ pub fn register(registry: &mut Registry) -> Result<()> {
     registry.register::<FlashInferMla>()?;
     registry.register::<CudaMla>()?;
     registry.register::<FlashMla>()?;
+    registry.register::<TritonMla>()?;
     registry.register::<Mamba2Attn>()
 }

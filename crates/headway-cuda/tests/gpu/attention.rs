@@ -1,5 +1,5 @@
 //! The backends through the suite that every one goes through. `FLASHINFER` runs what its modules are built for,
-//! `FLASH_ATTN` and `FLASHMLA` where they were fetched, `TRITON_ATTN` what was compiled for it.
+//! `FLASH_ATTN` and `FLASHMLA` where they were fetched, `TRITON_ATTN` and `TRITON_MLA` what was compiled for them.
 
 use super::{Outcome, Test, composed, flash_attn, mla, text};
 use headway_attention::{
@@ -24,7 +24,8 @@ pub const TESTS: &[Test] = &[
     ("attention: the backend suite, FLASHINFER_MLA", |cx| flashinfer(cx, "FLASHINFER_MLA", 1)),
     ("attention: the backend suite, FLASH_ATTN", |cx| fetched(cx, "FLASH_ATTN", 1)),
     ("attention: the backend suite, FLASHMLA", |cx| fetched(cx, "FLASHMLA", 1)),
-    ("attention: the backend suite, TRITON_ATTN", |cx| triton(cx, 1)),
+    ("attention: the backend suite, TRITON_ATTN", |cx| triton(cx, "TRITON_ATTN", 1)),
+    ("attention: the backend suite, TRITON_MLA", |cx| triton(cx, "TRITON_MLA", 1)),
     // So few cells that tools which watch every access are done with them soon.
     ("attention: CUDA_ATTN, a sample", |cx| run(cx, "CUDA_ATTN", 23)),
     ("attention: CUDA_MLA, a sample", |cx| run(cx, "CUDA_MLA", 23)),
@@ -32,7 +33,8 @@ pub const TESTS: &[Test] = &[
     ("attention: FLASHINFER_MLA, a sample", |cx| flashinfer(cx, "FLASHINFER_MLA", 23)),
     ("attention: FLASH_ATTN, a sample", |cx| fetched(cx, "FLASH_ATTN", 23)),
     ("attention: FLASHMLA, a sample", |cx| fetched(cx, "FLASHMLA", 23)),
-    ("attention: TRITON_ATTN, a sample", |cx| triton(cx, 23)),
+    ("attention: TRITON_ATTN, a sample", |cx| triton(cx, "TRITON_ATTN", 23)),
+    ("attention: TRITON_MLA, a sample", |cx| triton(cx, "TRITON_MLA", 11)),
     ("attention: keys in parts, prefills of several tiles, TRITON_ATTN", triton_long),
 ];
 
@@ -152,15 +154,16 @@ fn fetched(cx: &CudaExec, name: &str, every: usize) -> Outcome {
     flash_attn::missing(name).map_or_else(|| run(cx, name, every), |why| Ok(format!("{name}: {why}")))
 }
 
-/// Why `TRITON_ATTN` is not run; `None` if it has kernels.
-fn without_triton() -> Result<Option<String>, String> {
+/// Why a backend of Triton kernels is not run; `None` if it has kernels.
+pub fn without_triton(name: &str) -> Result<Option<String>, String> {
     let folder = installed_triton().as_ref().map_err(ToString::to_string)?;
+    let there = folder.kernels().iter().any(|k| k.kind.is_latent() == (name == "TRITON_MLA"));
     let why = "not run: no kernels; set HEADWAY_KERNELS_DIR to a folder that they were built into";
-    Ok(folder.kernels().is_empty().then(|| why.into()))
+    Ok((!there).then(|| format!("{name}: {why}")))
 }
 
-fn triton(cx: &CudaExec, every: usize) -> Outcome {
-    without_triton()?.map_or_else(|| run(cx, "TRITON_ATTN", every), Ok)
+fn triton(cx: &CudaExec, name: &str, every: usize) -> Outcome {
+    without_triton(name)?.map_or_else(|| run(cx, name, every), Ok)
 }
 
 /// New tokens and all tokens of requests, decodes first; and of decodes alone, whose keys are in parts.
@@ -169,7 +172,7 @@ const LONG: [&[(usize, usize)]; 2] =
 
 /// What the suite's short requests don't reach.
 fn triton_long(cx: &CudaExec) -> Outcome {
-    if let Some(why) = without_triton()? {
+    if let Some(why) = without_triton("TRITON_ATTN")? {
         return Ok(why);
     }
     let backends = backends().map_err(|e| e.to_string())?;
@@ -180,7 +183,7 @@ fn triton_long(cx: &CudaExec) -> Outcome {
     for requests in LONG {
         let config = SuiteConfig {
             requests: Some(requests.to_vec()),
-            every: 11,
+            every: 37,
             compute_capability: Some(ComputeCapability(major, minor)),
             ..SuiteConfig::default()
         };

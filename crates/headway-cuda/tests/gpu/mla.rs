@@ -3,7 +3,7 @@
 
 use super::{
     Outcome, Test,
-    attention::{CudaMemory, backends, without_modules},
+    attention::{CudaMemory, backends, without_modules, without_triton},
     ensure, flash_attn, mla_graphs, text,
 };
 use headway_attention::{AttentionError, process::rules::ComputeCapability};
@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     ("mla: keys in parts, prefills of several tiles, CUDA_MLA", long),
     ("mla: keys in parts, prefills of several tiles, FLASHINFER_MLA", long_flashinfer),
     ("mla: keys in parts, prefills of several tiles, FLASHMLA", long_flash_mla),
+    ("mla: keys in parts, prefills of several tiles, TRITON_MLA", long_triton),
     ("mla: contexts through a small workspace", small_workspace),
     ("mla: graphs of decodes with drafts and without", mla_graphs::run),
 ];
@@ -109,6 +110,20 @@ fn long_flash_mla(cx: &CudaExec) -> Outcome {
         return Ok(why);
     }
     requests(cx, name, &LONG, ("decode bfloat16 kv=auto", 5), None)
+}
+
+fn long_triton(cx: &CudaExec) -> Outcome {
+    let name = "TRITON_MLA";
+    if let Some(why) = without_triton(name)? {
+        return Ok(why);
+    }
+    let said = [
+        requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=2", 1), None)?,
+        requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=20/1", 1), None)?,
+        requests(cx, name, &LONG_DRAFTS, ("drafts=3", 1), None)?,
+        requests(cx, name, &LONG, ("mixed bfloat16 kv=auto d=576/576 heads=2", 1), Some(512))?,
+    ];
+    Ok(said.join("\n"))
 }
 
 fn small_workspace(cx: &CudaExec) -> Outcome {

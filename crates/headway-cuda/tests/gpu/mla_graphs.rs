@@ -3,7 +3,7 @@
 
 use super::{
     Outcome,
-    attention::{CudaMemory, backends, without_modules},
+    attention::{CudaMemory, backends, without_modules, without_triton},
     ensure, flash_attn, text,
 };
 use headway_attention::{
@@ -49,6 +49,12 @@ pub fn run(cx: &CudaExec) -> Outcome {
             }
             if name == "FLASHINFER_MLA"
                 && let Some(why) = without_modules(&name)?
+            {
+                said.push(why);
+                continue;
+            }
+            if name == "TRITON_MLA"
+                && let Some(why) = without_triton(&name)?
             {
                 said.push(why);
                 continue;

@@ -47,12 +47,13 @@ Needs the package of FlashInfer 0.7.4, TVM-FFI's headers (torch is not needed), 
 where the last two lines are what NVIDIA's toolkit has too. What was built is left as it is; an
 interrupted build goes on where it was.
 
-triton: headway's own kernels, for TRITON_ATTN. Needs python3 with Triton 3.6.0 and nothing else:
+triton: headway's own kernels, for TRITON_ATTN and (--mla) TRITON_MLA. Needs python3 with Triton 3.6.0 and nothing else:
   pip install triton==3.6.0
 One build serves layers with windows and sinks and without; a soft cap needs its own.
 
 Examples:
   headway kernels build triton --head-size 64,128 --dtype bfloat16 --arch sm_90a
+  headway kernels build triton --mla --arch sm_90a
   headway kernels build flashinfer --head-size 128 --arch sm_90a
   headway kernels build flashinfer --head-size 64,128 --dtype bfloat16,float16 --arch sm_90a
   headway kernels build flashinfer --head-size 256 --arch sm_90a --sliding-window

@@ -101,6 +101,12 @@ fn kernels_are_built_listed_and_left_alone() {
     // Nothing of the build is left but the kernels.
     let left = fs::read_dir(&folder).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
     assert!(left.into_iter().all(|f| f.ends_with(".cubin") || f == "triton.json" || f.ends_with(".lock")));
+    // Latent attention has kernels of its own.
+    let latent = build(&folder, &packages, &["--mla", "--json"]).fine().object();
+    assert_eq!(latent["built"].as_array().unwrap().len(), 3);
+    let listed = kernels(&folder, &["list", "--json", "--check"]).fine().object();
+    let many = listed["triton"].as_array().unwrap().iter().find(|k| k["kind"] == "latent_many_rows").unwrap();
+    assert_eq!((many["head_size"].as_u64(), many["arguments"].as_array().unwrap().len()), (Some(512), 21));
     // A file that was changed is named, and built again.
     fs::write(&file, "not a kernel").unwrap();
     let bad = kernels(&folder, &["list", "--check"]);
@@ -117,7 +123,6 @@ fn what_can_not_be_built_is_refused_by_name() {
         (&["--head-size", "12"][..], &["head size 12", "multiples of 8"][..]),
         (&["--head-size", "64", "--dtype", "float32"], &["dtype float32"]),
         (&[], &["give --head-size"]),
-        (&["--head-size", "64", "--mla"], &["--mla is not for triton"]),
         (&["--head-size", "64", "--sliding-window"], &["--sliding-window is not for triton", "leave it out"]),
         (&["--head-size", "64", "--jobs", "2"], &["--jobs is not for triton"]),
     ] {

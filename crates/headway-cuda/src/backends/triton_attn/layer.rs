@@ -6,16 +6,17 @@ use crate::{
     backends::{
         common::{cache_layout, cache_memory, check_softmax, expect_dtype, expect_write, on_device, refuse},
         cuda_attn::LAYOUTS,
+        triton::load,
     },
     kernels::{
         Kernel,
         attention::{LayerNumbers, Shape},
         cache::{CacheLayout, write_kernel, write_kv},
-        triton::{Batch, LoadError, TritonKernels, attend},
+        triton::{Batch, TritonKernels, attend},
     },
     modules::{
         module_dtype,
-        triton::{TritonWant, installed_triton},
+        triton::{TritonWant, WantOf},
     },
 };
 use headway_attention::{AttentionArgs, AttentionError, AttentionImpl, KvMut, LayerImpl, Qkv, Result};
@@ -65,19 +66,9 @@ impl TritonAttnLayer {
     }
 
     fn kernels(&self, cx: &CudaExec) -> Result<TritonKernels> {
-        let arch = cx.info().arch().to_string();
-        let want = TritonWant {
-            dtype: module_dtype(self.dtype).unwrap_or_default(),
-            head_size: self.shape.head_size,
-            soft_cap: self.soft_cap.is_some(),
-            arch: Some(&arch),
-        };
-        let folder = installed_triton();
-        let folder = folder.as_ref().map_err(|e| refuse(NAME, e.to_string(), "mend or remove that file"))?;
-        TritonKernels::load(cx, folder, &want).map_err(|e| match e {
-            LoadError::Cuda(e) => e.into(),
-            other => refuse(NAME, other.to_string(), &format!("run {}", want.command())),
-        })
+        let of = WantOf::Paged { head_size: self.shape.head_size, soft_cap: self.soft_cap.is_some() };
+        let want = TritonWant { dtype: module_dtype(self.dtype).unwrap_or_default(), of, arch: None };
+        load(NAME, cx, want, TritonKernels::load)
     }
 
     /// The cache as the kernels see it, checked against this layer's type.

@@ -3,12 +3,11 @@
 use super::{TritonAttnBuilder, TritonAttnLayer};
 use crate::{
     CudaExec,
-    backends::cuda_attn::LAYOUTS,
+    backends::{cuda_attn::LAYOUTS, triton::not_built},
     compile::Arch,
-    device::shared_per_block,
     modules::{
         module_dtype,
-        triton::{FormKind, TritonError, TritonFolder, TritonWant, installed_triton},
+        triton::{TritonError, TritonFolder, TritonWant, WantOf, installed_triton},
     },
 };
 use headway_attention::{
@@ -81,69 +80,23 @@ fn refused(installed: &Result<TritonFolder, TritonError>, need: &LayerNeed) -> O
         // Refused by its kind; no kernel would help.
         return None;
     }
-    let folder = match installed {
-        Ok(folder) => folder,
-        Err(e) => return Some(e.to_string().into()),
-    };
     let arch = need.compute_capability.map(|c| Arch::of((c.0, c.1)).to_string());
     let want = TritonWant {
         dtype: module_dtype(need.dtype)?,
-        head_size: need.head_size,
-        soft_cap: need.has_logit_soft_cap,
+        of: WantOf::Paged { head_size: need.head_size, soft_cap: need.has_logit_soft_cap },
         arch: arch.as_deref(),
     };
-    if !folder.has(&want) {
-        return Some(format!("not built: run {}", want.command()).into());
-    }
-    let capability = need.compute_capability?;
-    let most = shared_per_block((capability.0, capability.1))?;
-    let takes = FormKind::ALL.iter().filter_map(|&kind| folder.find(&want.form(kind), want.arch));
-    let large = takes.filter(|e| e.shared as usize > most).max_by_key(|e| e.shared)?;
-    Some(
-        format!(
-            "{}: a block takes {} bytes of shared memory, the device has {most} (compute capability {capability})",
-            large.file, large.shared
-        )
-        .into(),
-    )
+    not_built(installed, &want, need.compute_capability)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::modules::triton::{TRITON, TRITON_MANIFEST, TritonEntry, TritonManifest, recipe};
+    use crate::modules::triton::{FormKind, TRITON_MANIFEST, TritonEntry};
 
     fn folder(change: impl Fn(&mut TritonEntry)) -> (tempfile::TempDir, Result<TritonFolder, TritonError>) {
-        let want = TritonWant { dtype: "bfloat16", head_size: 128, soft_cap: false, arch: None };
-        let kernels = FormKind::ALL.map(|kind| {
-            let form = want.form(kind);
-            let mut entry = TritonEntry {
-                file: form.name("sm_90a") + ".cubin",
-                function: kind.function().into(),
-                kind,
-                dtype: "bfloat16".into(),
-                head_size: 128,
-                soft_cap: false,
-                arch: "sm_90a".into(),
-                rows: form.rows(),
-                keys: form.keys(),
-                num_warps: 4,
-                num_stages: 1,
-                shared: 0,
-                arguments: form.arguments(),
-                triton: TRITON.into(),
-                recipe: recipe(),
-                bytes: 1,
-                sha256: String::new(),
-            };
-            change(&mut entry);
-            entry
-        });
-        let dir = tempfile::tempdir().unwrap();
-        let manifest = TritonManifest { kernels: kernels.into(), ..TritonManifest::default() };
-        std::fs::write(dir.path().join(TRITON_MANIFEST), manifest.write()).unwrap();
-        let folder = TritonFolder::open(dir.path());
-        (dir, folder)
+        let of = WantOf::Paged { head_size: 128, soft_cap: false };
+        crate::backends::triton::tests::folder(TritonWant { dtype: "bfloat16", of, arch: None }, change)
     }
 
     fn need() -> LayerNeed {

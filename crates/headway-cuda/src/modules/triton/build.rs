@@ -2,8 +2,7 @@
 //! torch is needed, and nothing of Python afterwards.
 
 use super::{
-    COMPILE, Form, FormKind, KERNELS, TRITON, TritonEntry, TritonError, TritonFolder, TritonWant, cubin,
-    recipe,
+    Form, SOURCES, TRITON, TritonEntry, TritonError, TritonFolder, TritonWant, WantOf, cubin, recipe,
 };
 use crate::{device::shared_per_block, modules::folder::sha256};
 use serde::Deserialize;
@@ -30,6 +29,8 @@ pub struct TritonBuild {
     pub arch: String,
     /// With a cap on the scores.
     pub soft_cap: bool,
+    /// For latent attention too.
+    pub mla: bool,
     /// A folder of Python packages; `None`: where `python3` finds them.
     pub packages: Option<PathBuf>,
 }
@@ -57,14 +58,19 @@ impl TritonBuild {
             return ask(format!("dtype {d}: kernels are built for bfloat16 and float16"));
         }
         capability(&self.arch)?;
-        if self.head_sizes.is_empty() {
-            return ask("nothing: give --head-size".into());
+        let paged = self.head_sizes.iter().map(|&n| WantOf::Paged { head_size: n, soft_cap: self.soft_cap });
+        let of: Vec<_> = paged.chain(self.mla.then_some(WantOf::Latent)).collect();
+        if of.is_empty() {
+            return ask("nothing: give --head-size or --mla".into());
         }
-        let of = |&head_size: &usize, dtype| {
-            let want = TritonWant { dtype, head_size, soft_cap: self.soft_cap, arch: Some(&self.arch) };
-            FormKind::ALL.map(|kind| want.form(kind))
-        };
-        Ok(self.dtypes.iter().flat_map(|d| self.head_sizes.iter().flat_map(move |n| of(n, d))).collect())
+        let mut forms = vec![];
+        for dtype in &self.dtypes {
+            for &of in &of {
+                let want = TritonWant { dtype, of, arch: Some(&self.arch) };
+                forms.extend(want.kinds().iter().map(|&kind| want.form(kind)));
+            }
+        }
+        Ok(forms)
     }
 }
 
@@ -148,7 +154,7 @@ pub fn build_triton(options: &TritonBuild, say: &mut dyn FnMut(String)) -> Resul
 /// Runs Python on the missing forms.
 fn compile(options: &TritonBuild, missing: &[Form<'_>], work: &Path) -> Result<Answer, TritonError> {
     // Triton reads the text of a kernel where it was imported from.
-    for (name, text) in [("attention.py", KERNELS), ("compile.py", COMPILE)] {
+    for (name, text) in SOURCES {
         let to = work.join(name);
         fs::write(&to, text).map_err(|e| TritonError::file(&to, &e))?;
     }
@@ -250,6 +256,7 @@ mod tests {
             dtypes: vec!["bfloat16".into()],
             arch: "sm_90a".into(),
             soft_cap: false,
+            mla: false,
             packages: None,
         }
     }
@@ -257,13 +264,15 @@ mod tests {
     #[test]
     fn what_there_are_no_kernels_for_is_refused() {
         assert_eq!(options().forms().unwrap().len(), 4);
+        assert_eq!(TritonBuild { mla: true, ..options() }.forms().unwrap().len(), 7);
+        assert_eq!(TritonBuild { mla: true, head_sizes: vec![], ..options() }.forms().unwrap().len(), 3);
         let refused = |o: TritonBuild, what: &str| {
             let e = o.forms().unwrap_err().to_string();
             assert!(e.contains(what), "{e}");
         };
         refused(TritonBuild { head_sizes: vec![12], ..options() }, "head size 12: multiples of 8");
         refused(TritonBuild { head_sizes: vec![264], ..options() }, "up to 256");
-        refused(TritonBuild { head_sizes: vec![], ..options() }, "give --head-size");
+        refused(TritonBuild { head_sizes: vec![], ..options() }, "give --head-size or --mla");
         refused(TritonBuild { dtypes: vec!["float32".into()], ..options() }, "dtype float32");
         refused(TritonBuild { arch: "sm_75".into(), ..options() }, "sm_80 is the first");
         refused(TritonBuild { arch: "hopper".into(), ..options() }, "write it as sm_90a");

@@ -1,8 +1,6 @@
 //! A folder of compiled Triton kernels: what of it serves a layer, and whether a file is what the manifest says.
 
-use super::{
-    Form, FormKind, TRITON, TRITON_MANIFEST, TritonEntry, TritonError, TritonManifest, TritonWant, cubin,
-};
+use super::{Form, TRITON, TRITON_MANIFEST, TritonEntry, TritonError, TritonManifest, TritonWant, cubin};
 use crate::modules::{default_folder, folder::sha256};
 use std::{
     fs, io,
@@ -58,7 +56,7 @@ impl TritonFolder {
 
     /// Whether all kernels that a layer needs are there.
     pub fn has(&self, want: &TritonWant<'_>) -> bool {
-        FormKind::ALL.iter().all(|&kind| self.find(&want.form(kind), want.arch).is_some())
+        want.kinds().iter().all(|&kind| self.find(&want.form(kind), want.arch).is_some())
     }
 
     /// A kernel's machine code for a device of this architecture (`None`: the one that it is for), held against its

@@ -18,21 +18,24 @@ mod manifest;
 pub use build::{TritonBuild, TritonReport, build_triton};
 pub use error::TritonError;
 pub use folder::{TritonFolder, installed_triton};
-pub use form::{Form, FormKind, MOST_PARTS, TritonWant};
+pub use form::{Form, FormKind, MOST_PARTS, TritonWant, WantOf};
 pub use manifest::{TRITON_MANIFEST, TritonEntry, TritonManifest};
 
 /// The version of Triton that kernels are compiled with: what a kernel gets after its own arguments changes between
 /// minor versions. This one's get two scratch areas' addresses, null where their sizes are 0.
 pub const TRITON: &str = "3.6.0";
 
-/// The kernels.
-const KERNELS: &str = include_str!("../../../csrc/triton/attention.py");
-/// What compiles them.
-const COMPILE: &str = include_str!("../../../csrc/triton/compile.py");
+/// What they are made of, by the names that Python imports: the kernels, and what compiles them.
+const SOURCES: [(&str, &str); 3] = [
+    ("attention.py", include_str!("../../../csrc/triton/attention.py")),
+    ("latent.py", include_str!("../../../csrc/triton/latent.py")),
+    ("compile.py", include_str!("../../../csrc/triton/compile.py")),
+];
 
 /// Names what kernels are made of: those of other sources count as not built.
 pub fn recipe() -> String {
-    let mut sum = super::folder::sha256(format!("{}\n{KERNELS}\n{COMPILE}", KERNELS.len()).as_bytes());
+    let text = SOURCES.map(|(name, text)| format!("{name} {}\n{text}\n", text.len())).concat();
+    let mut sum = super::folder::sha256(text.as_bytes());
     sum.truncate(16);
     sum
 }

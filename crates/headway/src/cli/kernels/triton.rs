@@ -10,7 +10,6 @@ use std::{path::Path, process::ExitCode};
 pub(super) fn make(a: &BuildArgs) -> Result<ExitCode, CliError> {
     let others = [
         (a.sliding_window, "--sliding-window", "every kernel of these takes a window"),
-        (a.mla, "--mla", "there are none for latent attention"),
         (!a.kind.is_empty(), "--kind", "a layer needs all of them"),
         (a.nvcc.is_some(), "--nvcc", "Triton brings its own"),
         (a.jobs.is_some(), "--jobs", "Triton compiles one after another"),
@@ -24,6 +23,7 @@ pub(super) fn make(a: &BuildArgs) -> Result<ExitCode, CliError> {
         dtypes: a.dtype.clone(),
         arch: a.arch.clone(),
         soft_cap: a.soft_cap,
+        mla: a.mla,
         packages: a.packages.clone(),
     };
     let report = build_triton(&options, &mut |line| note!("{line}"))?;

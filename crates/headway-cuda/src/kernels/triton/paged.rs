@@ -2,16 +2,16 @@
 //!
 //! The grid follows from how many tokens and requests a step has; lengths are read on the device.
 
-use super::{
-    Kernel,
-    attention::{LayerNumbers, Shape},
-    cache::CacheLayout,
-    elements::heads,
-};
+use super::{LoadError, Loaded, float, int, reciprocal};
 use crate::{
-    CudaExec, DeviceInfo, KernelSpec,
+    CudaExec, DeviceInfo,
     device::{CudaError, Result},
-    modules::triton::{FormKind, MOST_PARTS, TritonError, TritonFolder, TritonWant},
+    kernels::{
+        attention::{LayerNumbers, Shape},
+        cache::CacheLayout,
+        elements::heads,
+    },
+    modules::triton::{FormKind, MOST_PARTS, TritonFolder, TritonWant},
 };
 use headway_tensor::{Tensor, TensorMut, TensorRef, View};
 use std::f32::consts::LOG2_E;
@@ -22,15 +22,6 @@ const FEW_ROWS: usize = 16;
 const FEW_ROWS_EACH: usize = 2 * FEW_ROWS;
 /// Blocks that a multiprocessor holds at once.
 const BLOCKS_EACH: usize = 2;
-
-/// A compiled kernel with what its launch needs.
-#[derive(Debug)]
-struct Loaded {
-    kernel: Kernel,
-    threads: u32,
-    shared: u32,
-    rows: usize,
-}
 
 /// The kernels of a layer.
 #[derive(Debug)]
@@ -47,21 +38,7 @@ impl TritonKernels {
     /// # Errors
     /// One that is not built or not what it should be, in words; the driver's.
     pub fn load(cx: &CudaExec, folder: &TritonFolder, want: &TritonWant<'_>) -> Result<Self, LoadError> {
-        let arch = cx.info().arch().to_string();
-        let one = |kind: FormKind| -> Result<Loaded, LoadError> {
-            let form = want.form(kind);
-            let name = form.name(&arch);
-            let entry = folder.find(&form, Some(&arch)).ok_or(LoadError::NotBuilt(name))?;
-            let code = folder.code(entry, Some(&arch))?;
-            let defines = vec![("HEAD", entry.head_size.to_string()), ("M", entry.rows.to_string())];
-            let spec = KernelSpec { file: "triton/attention.py", entry: kind.function(), defines };
-            Ok(Loaded {
-                kernel: cx.compiled(code, spec)?,
-                threads: entry.num_warps * 32,
-                shared: entry.shared,
-                rows: entry.rows,
-            })
-        };
+        let one = |kind| Loaded::of(cx, folder, &want.form(kind));
         Ok(Self {
             few: one(FormKind::FewRows)?,
             few_parts: one(FormKind::FewRowsParts)?,
@@ -69,20 +46,6 @@ impl TritonKernels {
             merge: one(FormKind::Merge)?,
         })
     }
-}
-
-/// Why a layer's kernels were not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// No such file in the folder.
-    #[error("{0}.cubin is not built")]
-    NotBuilt(String),
-    /// It is not what it should be.
-    #[error(transparent)]
-    File(#[from] TritonError),
-    /// The driver's.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
 }
 
 /// How a step's rows are computed.
@@ -158,31 +121,8 @@ pub struct Batch<'a> {
     pub part_sums: &'a Tensor,
 }
 
-/// A number of the launch, checked to fit.
-fn int(what: &str, n: usize) -> Result<u64> {
-    i32::try_from(n)
-        .map(|n| u64::from(n.cast_unsigned()))
-        .map_err(|_| CudaError::Argument(format!("Triton attention: {what} of {n}: 2147483647 is the most")))
-}
-
-fn float(x: f32) -> u64 {
-    u64::from(x.to_bits())
-}
-
 fn addr(x: &Tensor) -> u64 {
     x.view().device_addr().unwrap_or(0)
-}
-
-/// `block_size` divides keys by a product's high word: `key * reciprocal >> 32`. Exact for keys below
-/// `2^32 / block_size`, which is what lengths are held against.
-fn reciprocal(block_size: usize, most_keys: usize) -> Result<u64> {
-    let exact = block_size.is_power_of_two() || (most_keys as u64) < (1 << 32) / block_size.max(1) as u64;
-    if block_size < 2 || !exact || i32::try_from(most_keys).is_err() {
-        return Err(CudaError::Argument(format!(
-            "Triton attention: blocks of {block_size} tokens for requests of {most_keys}: use blocks of a power of 2"
-        )));
-    }
-    Ok((1u64 << 32).div_ceil(block_size as u64))
 }
 
 /// Attention of a step's rows: q `[tokens, heads, head size]` over the cache into `out` of the same shape and type. Rows
@@ -297,7 +237,7 @@ pub fn attend(
     let grid = [tiles as u32, shape.kv_heads as u32, parts as u32];
     // SAFETY: shapes, strides and devices were checked, the words are the parameters that the file's entry lists, and
     // partial results have room; blocks of the table are the cache manager's, within the cache.
-    unsafe { loaded.kernel.launch_words(cx, grid, loaded.threads, loaded.shared, &words)? };
+    unsafe { loaded.launch(cx, grid, &words)? };
     if parts == 1 {
         return Ok(());
     }
@@ -315,7 +255,7 @@ pub fn attend(
     ];
     let (grid, merge) = ([tokens as u32, shape.heads as u32, 1], &kernels.merge);
     // SAFETY: as above; the launch before wrote every partial result that this one reads.
-    unsafe { merge.kernel.launch_words(cx, grid, merge.threads, merge.shared, &words) }
+    unsafe { merge.launch(cx, grid, &words) }
 }
 
 #[cfg(test)]
@@ -339,17 +279,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_products_high_word_is_a_quotient() {
-        for block in [16usize, 32, 48, 80, 112, 256, 1008] {
-            let most = (1usize << 32) / block - 1;
-            let by = reciprocal(block, most.min(i32::MAX as usize)).unwrap();
-            for key in (0..100_000).chain(most - 5000..most).filter(|&k| i32::try_from(k).is_ok()) {
-                assert_eq!((key as u64 * by) >> 32, (key / block) as u64, "{key} / {block}");
-            }
-        }
-        assert!(reciprocal(48, 1 << 27).is_err() && reciprocal(0, 1).is_err());
     }
 }

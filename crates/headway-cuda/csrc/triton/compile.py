@@ -2,7 +2,7 @@
 
 Standard input: {"triton": version, "arch": 90, "shared": bytes a block may have, "out": folder, "forms": [{"name",
 "kernel", "dtype", "constants", "num_warps", "num_stages"}]}. Standard output: {"triton": version, "forms": [{"name",
-"function", "shared", "num_warps", "num_stages", "num_ctas", "global_scratch", "profile_scratch", "arguments"}]}; the
+"function", "shared", "num_warps", "num_stages", "keys", "num_ctas", "global_scratch", "profile_scratch", "arguments"}]}; the
 folder gets NAME.cubin.
 """
 
@@ -51,15 +51,25 @@ def source(form):
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
 
 
+def smaller(form):
+    """The same with a stage less, then with half the keys of a step; `None`: there is none."""
+    constants = form["constants"]
+    if form["num_stages"] > 1:
+        return {**form, "num_stages": form["num_stages"] - 1}
+    if constants.get("N", 0) > 16:
+        return {**form, "constants": {**constants, "N": constants["N"] // 2}, "num_stages": 2}
+    return None
+
+
 def compile_form(form):
     target = GPUTarget("cuda", wanted["arch"], 32)
-    stages = form["num_stages"]
     while True:
-        options = {"num_warps": form["num_warps"], "num_stages": stages}
+        options = {"num_warps": form["num_warps"], "num_stages": form["num_stages"]}
         made = triton.compile(source(form), target=target, options=options)
-        if made.metadata.shared <= wanted["shared"] or stages == 1:
+        other = None if made.metadata.shared <= wanted["shared"] else smaller(form)
+        if other is None:
             break
-        stages -= 1
+        form = other
     m = made.metadata
     out = pathlib.Path(wanted["out"])
     (out / (form["name"] + ".cubin")).write_bytes(made.asm["cubin"])
@@ -69,7 +79,8 @@ def compile_form(form):
         "function": m.name,
         "shared": m.shared,
         "num_warps": m.num_warps,
-        "num_stages": stages,
+        "num_stages": form["num_stages"],
+        "keys": form["constants"].get("N"),
         "num_ctas": m.num_ctas,
         "global_scratch": m.global_scratch_size,
         "profile_scratch": m.profile_scratch_size,

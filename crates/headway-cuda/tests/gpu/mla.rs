@@ -95,6 +95,11 @@ fn long_flashinfer(cx: &CudaExec) -> Outcome {
     if let Some(why) = without_modules(name)? {
         return Ok(why);
     }
+    long_of(cx, name)
+}
+
+/// Of backends whose rule books draw these cells.
+fn long_of(cx: &CudaExec, name: &str) -> Outcome {
     let said = [
         requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=2/1 block=48/48", 1), None)?,
         requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=20/1 block=16/16", 1), None)?,
@@ -117,13 +122,7 @@ fn long_triton(cx: &CudaExec) -> Outcome {
     if let Some(why) = without_triton(name)? {
         return Ok(why);
     }
-    let said = [
-        requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=2", 1), None)?,
-        requests(cx, name, &LONG, ("decode bfloat16 kv=auto d=576/576 heads=20/1", 1), None)?,
-        requests(cx, name, &LONG_DRAFTS, ("drafts=3", 1), None)?,
-        requests(cx, name, &LONG, ("mixed bfloat16 kv=auto d=576/576 heads=2", 1), Some(512))?,
-    ];
-    Ok(said.join("\n"))
+    long_of(cx, name)
 }
 
 fn small_workspace(cx: &CudaExec) -> Outcome {

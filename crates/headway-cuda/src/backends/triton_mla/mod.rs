@@ -13,7 +13,7 @@
 //! | sizes | `kv_lora_rank` 512, `qk_rope_head_dim` 64; any number of heads; heads of multiples of 8 up to 256 |
 //! | blocks | multiples of 16 tokens |
 //! | CUDA graphs | batches of decodes with as many new tokens each; lengths are read on the device |
-//! | devices | compute capability 8.0 and later, by what the kernels are compiled for; a block takes 148 KB of shared memory at least |
+//! | devices | compute capability 8.0 and later, by what the kernels are compiled for, in steps of 64 keys down to 16 where a block has less shared memory |
 //!
 //! Decodes are not planned on the host: the launch follows from how many tokens and requests there are. The kernels:
 //! `csrc/triton/latent.py`.

@@ -95,6 +95,8 @@ struct Compiled {
     shared: u32,
     num_warps: u32,
     num_stages: u32,
+    /// Where its steps have some; fewer than were asked for where so many don't fit.
+    keys: Option<usize>,
     num_ctas: u32,
     global_scratch: u64,
     profile_scratch: u64,
@@ -233,7 +235,7 @@ fn finish(
         soft_cap: form.soft_cap,
         arch: options.arch.clone(),
         rows: form.rows(),
-        keys: form.keys(),
+        keys: made.keys.unwrap_or(form.keys()),
         num_warps: made.num_warps,
         num_stages: made.num_stages,
         shared: made.shared,

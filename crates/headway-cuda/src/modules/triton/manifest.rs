@@ -29,7 +29,7 @@ pub struct TritonEntry {
     pub arch: String,
     /// Rows of a tile.
     pub rows: usize,
-    /// Keys of a step.
+    /// Keys of a step; parts that are merged.
     pub keys: usize,
     /// Warps of a block.
     pub num_warps: u32,
@@ -57,9 +57,12 @@ impl TritonEntry {
 
     /// Whether this is what is asked for, made of this headway's sources.
     pub fn is(&self, form: &Form<'_>, arch: Option<&str>) -> bool {
+        // How many keys a step has is the kernel's own; how many parts are merged is the launch's too.
+        let merges = matches!(form.kind, FormKind::Merge | FormKind::LatentMerge);
         self.form() == *form
             && arch.is_none_or(|a| a == self.arch)
-            && (self.rows, self.keys) == (form.rows(), form.keys())
+            && self.rows == form.rows()
+            && (!merges || self.keys == form.keys())
             && self.triton == TRITON
             && self.recipe == recipe()
     }

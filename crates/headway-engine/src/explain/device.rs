@@ -1,6 +1,7 @@
 //! Devices by name: compute capability (the catalogue's list) and memory.
 
 use super::ExplainError;
+use crate::{options::EngineOptions, runner::devices};
 use headway_attention::{
     AttentionError,
     catalog::{device_capability, device_names},
@@ -75,6 +76,27 @@ pub fn known_devices() -> Vec<String> {
     ["cpu"].into_iter().chain(CAPABILITIES).map(str::to_owned).chain(names).collect()
 }
 
+/// What `--device cuda:N` names on this machine: its product where that is a name, else its compute capability; `None`
+/// for any other `--device`.
+///
+/// # Errors
+/// No driver, no such device.
+pub(super) fn of_this_machine(options: &EngineOptions) -> Result<Option<String>, ExplainError> {
+    let asked = options.device.as_deref().unwrap_or_default().trim().to_ascii_lowercase();
+    if asked != "cuda" && !asked.starts_with("cuda:") {
+        return Ok(None);
+    }
+    let open = devices::open(options)?;
+    Ok(named(&open.machine.device, open.place.capability))
+}
+
+/// A product of this capability by name, or the capability.
+fn named(product: &str, capability: Option<ComputeCapability>) -> Option<String> {
+    let capability = capability?;
+    let known = Target::parse(product).is_ok_and(|t| t.capability == Some(capability));
+    Some(if known { product.into() } else { format!("sm{}{}", capability.0, capability.1) })
+}
+
 impl Target {
     /// A device by name.
     ///
@@ -98,7 +120,10 @@ impl Target {
             return Err(ExplainError::Option {
                 option: "--device",
                 value: name.into(),
-                why: format!("say which: {}", known_devices().join(", ")),
+                why: format!(
+                    "a device of this machine, which only --engine headway can ask; say which: {}",
+                    known_devices().join(", ")
+                ),
             });
         }
         let squeezed: String = plain.chars().filter(|c| !" -_".contains(*c)).collect();
@@ -140,6 +165,10 @@ mod tests {
                 "{e}"
             );
         }
+        let named = |product, c| named(product, Some(c)).unwrap();
+        assert_eq!(named("NVIDIA H200", ComputeCapability(9, 0)), "NVIDIA H200");
+        assert_eq!(named("NVIDIA H200", ComputeCapability(8, 9)), "sm89");
+        assert_eq!(named("NVIDIA Thing", ComputeCapability(12, 0)), "sm120");
         assert!(Target::parse("cuda:0").unwrap_err().to_string().contains("say which"));
         assert!(MEMORY_GIB.iter().all(|(n, _)| device_capability(n).is_ok()));
     }

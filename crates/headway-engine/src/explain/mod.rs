@@ -22,6 +22,7 @@ pub use options::{ExplainOptions, Query};
 pub use resolve::{Outcome, Verdict, resolve};
 pub use subject::Subject;
 
+use crate::options::EngineOptions;
 use subject::Answer;
 
 /// The report of what start-up would decide, with what a single change of an option would gain.
@@ -33,6 +34,16 @@ pub fn explain(
     options: &ExplainOptions,
     contenders: &Contenders,
 ) -> Result<Outcome, ExplainError> {
+    // A device of this machine is opened once, and asked about by what it is.
+    let named = match contenders {
+        Contenders::Own(_) => device::of_this_machine(&options.engine)?,
+        Contenders::Catalog(_) => None,
+    };
+    let named = named.map(|name| {
+        let engine = EngineOptions { device: Some(name), ..options.engine.clone() };
+        ExplainOptions { engine, ..options.clone() }
+    });
+    let options = named.as_ref().unwrap_or(options);
     let mut outcome = answer(subject, options, contenders, true)?;
     if !outcome.no_change_helps {
         outcome.report.suggestions = change::suggestions(subject, options, contenders, &outcome);

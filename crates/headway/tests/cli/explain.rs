@@ -451,6 +451,14 @@ fn lowerings_are_told_in_order() {
     assert_eq!(r["graph_mode"]["in_force"], "PIECEWISE");
 }
 
+/// Asked about by what it is, so it has to be there.
+#[test]
+fn a_device_of_this_machine_is_opened() {
+    let mut c = headway();
+    c.arg("explain").arg(config("llama-3.1-8b")).args(["--device", "cuda:99"]);
+    finish(&mut c).refused(&["cuda:99"]);
+}
+
 #[test]
 fn own_engine_captures_whole_steps_and_pieces() {
     let own = |args: &[&str]| {
@@ -507,7 +515,7 @@ fn two_answers_side_by_side() {
 fn unknown_names_are_refused_with_the_nearest() {
     for (args, words) in [
         (&["--device", "h1000"][..], &["no device is named h1000", "rtx4090", "(did you mean h100?)"][..]),
-        (&["--device", "cuda"], &["say which: cpu, sm70"]),
+        (&["--device", "cuda"], &["a device of this machine", "say which: cpu, sm70"]),
         (&["--engine", "vlm"], &["--engine vlm", "(did you mean vllm?)"]),
         (&["--engine", "vllm:0.32.0"], &["no version 0.32.0", "0.33.0"]),
         (&["--dtype", "flot16"], &["there are: auto, float32", "(did you mean float16?)"]),

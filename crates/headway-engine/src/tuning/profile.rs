@@ -33,6 +33,9 @@ pub struct Profile {
     pub machine: Machine,
     /// With which versions.
     pub versions: BTreeMap<String, String>,
+    /// The layout of the cache that was asked for; `None`: the one that each backend prefers.
+    #[serde(default)]
+    pub kv_layout: Option<String>,
     /// What each class of steps counted.
     pub weights: Weights,
     /// The setting that was chosen.
@@ -130,7 +133,7 @@ impl LayerProfile {
             Some(format!("{} {} us{next}", class.name(), micros(us)))
         };
         let all: Vec<String> = Class::ALL.into_iter().filter_map(class).collect();
-        (!all.is_empty()).then(|| all.join(", "))
+        (!all.is_empty()).then(|| format!("with blocks of {}: {}", chosen.block_size, all.join(", ")))
     }
 }
 
@@ -151,6 +154,7 @@ impl Profile {
             measured,
             machine: here.machine.clone(),
             versions: here.versions.clone(),
+            kv_layout: None,
             weights,
             setting: Setting::default(),
             layers,
@@ -246,16 +250,28 @@ impl Profile {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
+    /// Makes the folder of a profile's place, and tries whether a file can be written there.
+    ///
+    /// # Errors
+    /// The file system's; a place that is no file's.
+    pub fn check_place(path: &Path) -> Result<(), TuningError> {
+        let file = |e: std::io::Error| TuningError::File { path: path.to_owned(), why: e.to_string() };
+        if path.is_dir() {
+            return Err(TuningError::File { path: path.to_owned(), why: "is a folder; name a file".into() });
+        }
+        let (folder, beside) = beside(path);
+        fs::create_dir_all(folder).map_err(file)?;
+        fs::File::create(&beside).and_then(|_| fs::remove_file(&beside)).map_err(file)
+    }
+
     /// Writes it in place of what is there; the folder is made.
     ///
     /// # Errors
     /// The file system's.
     pub fn write(&self, path: &Path) -> Result<(), TuningError> {
         let file = |e: std::io::Error| TuningError::File { path: path.to_owned(), why: e.to_string() };
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let (folder, beside) = beside(path);
         fs::create_dir_all(folder).map_err(file)?;
-        // Written beside its place and renamed into it: whole, or not there.
-        let beside = path.with_extension(format!("{}.part", std::process::id()));
         let written = fs::File::create(&beside).and_then(|mut f| {
             f.write_all(self.text().as_bytes())?;
             f.sync_all()
@@ -263,6 +279,12 @@ impl Profile {
         let done = written.and_then(|()| fs::rename(&beside, path));
         done.inspect_err(|_| drop(fs::remove_file(&beside))).map_err(file)
     }
+}
+
+/// The folder of a file, and where it is written before it is renamed into its place: whole, or not there.
+fn beside(path: &Path) -> (&Path, PathBuf) {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    (folder, path.with_extension(format!("{}.part", std::process::id())))
 }
 
 /// The folder of profiles.
@@ -274,7 +296,7 @@ fn folder() -> Result<PathBuf, TuningError> {
 /// The one profile of these layers that is kept and `is_it`.
 ///
 /// # Errors
-/// None, or several.
+/// None, or several; one that can't be read.
 pub(super) fn kept<'a>(
     layers: impl Iterator<Item = (&'a Shape, usize)>,
     is_it: impl Fn(&Profile) -> bool,
@@ -282,7 +304,12 @@ pub(super) fn kept<'a>(
     let (folder, ending) = (folder()?, format!("-{}.json", digest(layers)));
     let names = fs::read_dir(&folder).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
     let of_layers = names.filter(|p| p.to_str().is_some_and(|p| p.ends_with(&ending)));
-    let mut found: Vec<PathBuf> = of_layers.filter(|p| Profile::read(p).is_ok_and(|p| is_it(&p))).collect();
+    let mut found: Vec<PathBuf> = vec![];
+    for path in of_layers {
+        if is_it(&Profile::read(&path)?) {
+            found.push(path);
+        }
+    }
     found.sort();
     match found.len() {
         0 => Err(TuningError::Missing { path: folder.join(format!("*{ending}")) }),
@@ -372,7 +399,7 @@ pub(super) mod tests {
         let p = profile();
         let l = &p.layers[0];
         let why = l.because(&p.setting).unwrap();
-        assert_eq!(why, "decode 22.2 us (B 24.2), prefill 500 us (B 400)");
+        assert_eq!(why, "with blocks of 16: decode 22.2 us (B 24.2), prefill 500 us (B 400)");
         assert_eq!((l.backend.as_str(), p.day()), ("A", "2026-11-30"));
         assert_eq!(layer().because(&p.setting), None);
     }

@@ -28,6 +28,8 @@ pub struct Question {
     pub max_model_len: usize,
     /// Architecture and layers.
     pub model: String,
+    /// The layout of the cache that is asked for.
+    pub kv_layout: Option<String>,
 }
 
 /// Layers of one shape.
@@ -83,6 +85,7 @@ impl Question {
             here: device.here(&registry),
             model: format!("{}, {} layers", plan.architecture, plan.num_layers()),
             max_model_len: limits.max_model_len,
+            kv_layout: super::tuned::layout(options)?,
             registry,
             layers,
         })

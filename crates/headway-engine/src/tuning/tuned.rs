@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     options::EngineOptions,
-    runner::{StartupError, devices},
+    runner::{StartupError, decide, devices},
 };
 use headway_attention::{BackendRequest, LayerNeed, Registry};
 use std::path::PathBuf;
@@ -26,6 +26,13 @@ pub fn is_asked(backend: Option<&str>) -> bool {
 /// A profile that is named and not asked for.
 pub fn asked(options: &EngineOptions) -> Result<bool, StartupError> {
     let tuned = is_asked(options.attention_backend.as_deref());
+    if let Some(name) = options.backend_config.keys().next().filter(|_| tuned) {
+        return Err(StartupError::Option {
+            option: "--config",
+            value: format!("[backend.{name}]"),
+            why: "headway tune measured without tables, and tuned is what it measured; leave one of the two out".into(),
+        });
+    }
     match &options.profile {
         Some(path) if !tuned => Err(StartupError::Option {
             option: "--profile",
@@ -46,6 +53,11 @@ pub(super) fn path<'a>(
         Some(path) => Ok(path.clone()),
         None => default_path(machine, shapes),
     }
+}
+
+/// The layout that is asked for, by its right name.
+pub(super) fn layout(options: &EngineOptions) -> Result<Option<String>, StartupError> {
+    Ok(decide::layout(options.kv_layout.as_deref())?.map(|l| l.to_string()))
 }
 
 /// A profile of this machine, these versions and these layers.
@@ -71,7 +83,7 @@ impl Tuned {
         let shapes = shapes(needs);
         let path = path(options, &here.machine, layers(&shapes).into_iter())?;
         let profile = Profile::read(&path)?;
-        Ok(Self { path, profile }.held_against(here, registry, &shapes)?)
+        Ok(Self { path, profile }.held_against(here, registry, &shapes, layout(options)?)?)
     }
 
     /// The profile of a card that is named and not opened: of its machine, platform and capability are held against it.
@@ -100,7 +112,7 @@ impl Tuned {
             ..profile.machine.clone()
         };
         let here = devices::here(machine, registry);
-        Ok(Self { path, profile }.held_against(&here, registry, &shapes)?)
+        Ok(Self { path, profile }.held_against(&here, registry, &shapes, layout(options)?)?)
     }
 
     /// The same, where it holds here.
@@ -109,9 +121,18 @@ impl Tuned {
         here: &Here,
         registry: &Registry,
         shapes: &[(Shape, usize)],
+        layout: Option<String>,
     ) -> Result<Self, TuningError> {
         let p = &self.profile;
         let mut differ = differences(&p.here(), here);
+        if p.kv_layout != layout {
+            let text = |l: &Option<String>| l.clone().unwrap_or_else(|| "none".into());
+            differ.push(format!(
+                "--kv-layout: {} in the profile, {} here",
+                text(&p.kv_layout),
+                text(&layout)
+            ));
+        }
         differ.extend(other_layers(&p.shapes(), &layers(shapes)));
         let unknown = |l: &&LayerProfile| registry.get_on(&l.backend, &here.machine.platform).is_err();
         differ.extend(p.layers.iter().find(unknown).map(|l| {
@@ -141,7 +162,7 @@ impl Tuned {
         let layer = self.layer(need).filter(|l| l.backend == backend)?;
         let day = self.profile.day();
         match (&layer.not_measured, layer.because(&self.profile.setting)) {
-            (_, Some(figures)) => Some(format!("measured {day}: {figures}")),
+            (_, Some(figures)) => Some(format!("measured {day} {figures}")),
             (Some(why), None) => Some(format!("not measured {day}: {why}")),
             (None, None) => None,
         }

@@ -259,9 +259,9 @@ pub struct EngineArgs {
     /// that fits]
     #[arg(long, env = "HEADWAY_ATTENTION_BACKEND", value_name = "NAME")]
     pub attention_backend: Option<String>,
-    /// The file of headway tune's figures. [default: by device and layers, in headway/profiles in the user's cache
-    /// folder]
-    #[arg(long, env = "HEADWAY_PROFILE", value_name = "FILE")]
+    /// The file of headway tune's figures. [default: HEADWAY_PROFILE, or by device and layers, in headway/profiles in
+    /// the user's cache folder]
+    #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// The backend of one kind of layer, as KIND=NAME,…; kinds: full, sliding_window, mla, state_space,
     /// encoder, cross.
@@ -335,6 +335,11 @@ pub struct EngineArgs {
     pub verbose: bool,
 }
 
+/// `HEADWAY_PROFILE`.
+pub fn profile_of_environment() -> Option<PathBuf> {
+    std::env::var_os("HEADWAY_PROFILE").filter(|p| !p.is_empty()).map(PathBuf::from)
+}
+
 impl EngineArgs {
     /// `--load-format`.
     pub fn load_format(&self) -> LoadFormat {
@@ -351,7 +356,10 @@ impl EngineArgs {
             block_size: self.block_size,
             kv_layout: self.kv_layout.clone(),
             attention_backend: self.attention_backend.clone(),
-            profile: self.profile.clone(),
+            profile: self.profile.clone().or_else(|| {
+                // Standing in the environment it asks for nothing; given as an option it does.
+                tuning::is_asked(self.attention_backend.as_deref()).then(profile_of_environment).flatten()
+            }),
             backend_per_kind: headway_attention::BackendRequest::parse_per_kind(per_kind)?,
             graph_mode: self.graph_mode.clone(),
             batch_invariant: self.batch_invariant,

@@ -92,6 +92,7 @@ fn start_up_and_explain_give_the_figures_as_the_reason() {
     let size = profile()["setting"]["block_size"].as_u64().unwrap();
     for text in [
         "measured 20",
+        " with blocks of ",
         ": decode ",
         " us, mixed ",
         &format!("option     block_size: {size} (not asked): measured: the quickest"),
@@ -121,7 +122,7 @@ fn start_up_and_explain_give_the_figures_as_the_reason() {
 
 #[test]
 fn a_profile_of_elsewhere_is_refused_by_what_differs() {
-    let cases: [(Change<'_>, &[&str], &str); 9] = [
+    let cases: [(Change<'_>, &[&str], &str); 11] = [
         (&|p| p["machine"]["device"] = "Z80".into(), &[], "device: Z80 in the profile, "),
         (&|p| p["machine"]["instruction_set"] = "mmx".into(), &[], "instruction set: mmx in the profile, "),
         (&|p| p["machine"]["driver"] = "13.0".into(), &[], "driver: 13.0 in the profile, none here"),
@@ -131,6 +132,8 @@ fn a_profile_of_elsewhere_is_refused_by_what_differs() {
         (&|_| (), &["--threads", "2"], "threads: 1 in the profile, 2 here"),
         (&|_| (), &["--kv-cache-dtype", "float32"], "kv_cache_dtype: bfloat16 in the profile, float32 here"),
         (&|_| (), &["--speculative-tokens", "2"], "num_speculative_tokens: none in the profile, 2 here"),
+        (&|_| (), &["--kv-layout", "NHD"], "--kv-layout: none in the profile, LBNHC here"),
+        (&|p| p["kv_layout"] = "LBHNC".into(), &[], "--kv-layout: LBHNC in the profile, none here"),
     ];
     for (change, args, what) in cases {
         start_with(change, args).refused(&[
@@ -234,9 +237,53 @@ fn what_cannot_be_tuned_or_asked() {
     let states = testdata::model_dir("tiny-mamba2").unwrap();
     tune(&states, &[]).refused(&["none of its layers is measured", "mamba2 state"]);
     generate(&model, &["--prompt-ids", "1", "--profile", "p.json"]).refused(&["--profile p.json", "tuned"]);
+    // Known before anything is measured.
+    let dir = TempDir::new().unwrap();
+    one(&["--profile", dir.path().to_str().unwrap()]).refused(&["is a folder; name a file"]);
+    let (_dir, under) = file("file", b"");
+    one(&["--profile", under.join("p.json").to_str().unwrap()]).refused(&["file/p.json"]);
+    let (_dir, config) = file("c.toml", b"[backend.CPU_ATTN]\n");
+    start_with(&|_| (), &["--config", config.to_str().unwrap()])
+        .refused(&["--config [backend.CPU_ATTN]", "measured without tables"]);
+    // Standing in the environment a profile asks for nothing.
+    let mut c = headway();
+    let args = ["--prompt-ids", "1", "--max-tokens", "1"];
+    finish(c.env("HEADWAY_PROFILE", "none.json").arg("generate").arg("--model").arg(&model).args(args))
+        .fine();
+    let mut c = headway();
+    let tuned = ["--attention-backend", "tuned"];
+    finish(
+        c.env("HEADWAY_PROFILE", "none.json")
+            .arg("generate")
+            .arg("--model")
+            .arg(&model)
+            .args(args)
+            .args(tuned),
+    )
+    .refused(&["none.json is not there"]);
     run(["tune", "--model", "/nowhere/at/all"]).refused(&["/nowhere/at/all"]);
     let broken = Copy::with("config.json", &[("num_attention_heads", json!(0))]);
     tune(broken.path(), &[]).refused(&["num_attention_heads"]);
+}
+
+/// Decodes of as many tokens as a step would have of them.
+#[test]
+fn drafts_are_measured_as_they_will_run() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("p.json");
+    let drafts = ["--speculative-tokens", "2"];
+    let small = &SMALL[..8];
+    let mut c = headway();
+    c.arg("tune")
+        .arg("--model")
+        .arg(llama())
+        .args(small)
+        .args(["--json", "--block-sizes", "16,32,16"])
+        .args(drafts);
+    let told = finish(c.args(["--instruction-sets", "portable", "--profile"]).arg(&path)).fine().object();
+    let all = told["profile"]["layers"][0]["candidates"].as_array().unwrap();
+    assert_eq!(all.len(), 2, "each block size once: {told}");
+    start(&llama(), &path, &drafts).fine();
 }
 
 /// Windows, sinks, latents, and states beside attention.

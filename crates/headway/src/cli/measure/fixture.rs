@@ -6,7 +6,7 @@ use super::{
     case::{CacheState, Case, Kind},
     meter::Pool,
     samples::{Sampler, Timing},
-    setup::Setup,
+    setup::{Replayed, Setup},
     tables::{blocks_of, common, shuffle, view, write_slots},
 };
 use headway_attention::{
@@ -44,6 +44,11 @@ impl<'a> Prepared<'a> {
         let unusual = !self.fixture.captured && self.setup.device.place.capability.is_some();
         let (name, case) = (&self.setup.backend.rules().name, &self.case.id);
         unusual.then(|| format!("{name} can't be captured for {case}: its calls are queued, not replayed"))
+    }
+
+    /// Most new tokens of a decode, as the builder plans; `None`: any.
+    pub fn longest_decode(&self) -> Option<usize> {
+        self.fixture.builders[0].plan().reorder_batch_threshold
     }
 
     /// Takes so many samples, or as many as the case's length asks for.
@@ -88,7 +93,7 @@ pub struct Measured {
 struct Fixture {
     /// A builder's buffers may hold a step's pages, so that each table has a builder of its own. Prefills of latent
     /// attention share one: their workspaces are large, and what they gather by is the table itself.
-    _builders: Vec<AttentionGroup>,
+    builders: Vec<AttentionGroup>,
     layer: LayerKernel,
     handle: KvHandle,
     entries: Vec<StepEntry>,
@@ -166,7 +171,11 @@ impl Fixture {
         let builder = || AttentionGroup::new(&**s.backend, ops, 0, info.clone(), &config, 1, None);
         let mut builders = vec![builder()?];
         let plan = builders[0].plan();
-        let captured = s.replay_all || can_be_captured(plan.graph_support, case.kind);
+        let captured = match s.replayed {
+            Replayed::All => true,
+            Replayed::Decodes if matches!(case.kind, Kind::Prefill | Kind::Mixed) => false,
+            Replayed::Decodes | Replayed::AsInTheEngine => can_be_captured(plan.graph_support, case.kind),
+        };
         let own_builders = !write && (latent.is_none() || decodes);
         let tables = match own_builders {
             true => tables.min(builders_in(s.device.place.available, plan)),
@@ -193,7 +202,7 @@ impl Fixture {
         };
         let (kv_heads, k_width, v_width) = (need.num_kv_heads, need.head_size, need.head_size_v);
         Ok(Self {
-            _builders: builders,
+            builders,
             layer: kernel(s)?,
             handle,
             entries,

@@ -24,7 +24,7 @@ pub use case::{CacheState, Case, Kind};
 pub use fixture::{Measured, Prepared};
 pub use layer::Layer;
 pub use samples::Sampler;
-pub use setup::Setup;
+pub use setup::{Replayed, Setup};
 pub use tables::blocks_of;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};

@@ -24,8 +24,19 @@ pub struct Setup<'a> {
     /// `None`: the backend's preferred one.
     pub block_size: Option<usize>,
     pub layout: KvCacheLayout,
-    /// Every case is replayed from a graph, whatever an engine may replay.
-    pub replay_all: bool,
+    /// Which calls are replayed from a graph.
+    pub replayed: Replayed,
+}
+
+/// Which cases' calls are recorded into a graph and replayed, on a device with graphs; the others are queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// Those that an engine with this backend may replay.
+    AsInTheEngine,
+    /// Of those decodes (and cache writes) alone: backends are held against one another.
+    Decodes,
+    /// All.
+    All,
 }
 
 impl Setup<'_> {

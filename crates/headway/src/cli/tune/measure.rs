@@ -8,7 +8,7 @@ use super::{
     super::{
         CliError,
         measure::{
-            Case, Layer, Prepared, Setup, blocks_of,
+            Case, Layer, Prepared, Replayed, Setup, blocks_of,
             meter::{self, Ceilings, Meter, Pool},
             progress,
         },
@@ -80,7 +80,8 @@ pub fn run(
         let meter = meter::of(&*device.ops)?;
         let asked =
             regimes::Asked { batches: &args.batches, contexts: &args.contexts, prompts: &args.prompts };
-        let all = regimes::of(asked, device.place.platform, question.max_model_len);
+        let new_tokens = 1 + options.speculative_tokens.unwrap_or(0);
+        let all = regimes::of(asked, device.place.platform, question.max_model_len, new_tokens);
         let (bytes, cases) = fit(&subjects, all, &sizes, device)?;
         let cache = subjects.first().map_or(DType::BF16, |s| s.layer.cache.dtype());
         (meter.ceilings()?, meter.pool(bytes, cache)?, cases)
@@ -183,8 +184,12 @@ fn block_sizes(
         return vec![size];
     }
     if !args.block_sizes.is_empty() {
-        let mut sizes = args.block_sizes.clone();
-        sizes.dedup();
+        let mut sizes: Vec<usize> = vec![];
+        for size in &args.block_sizes {
+            if !sizes.contains(size) {
+                sizes.push(*size);
+            }
+        }
         return sizes;
     }
     if !device.place.is_host() {
@@ -325,8 +330,8 @@ impl Run<'_> {
             None => backend.rules().kv_cache_layouts.first().copied().unwrap_or_default(),
         };
         let block_size = setting.block_size;
-        let (ceilings, replay_all) = (&self.ceilings, false);
-        let setup = Setup { backend, device, meter, ceilings, layer, block_size, layout, replay_all };
+        let (ceilings, replayed) = (&self.ceilings, Replayed::Decodes);
+        let setup = Setup { backend, device, meter, ceilings, layer, block_size, layout, replayed };
         let skip = |cases: usize| self.bar.inc(cases as u64);
         let readable = backend.rules().kv_cache_layouts.contains(&layout);
         let Some(block_size) = setup.checked_block_size().ok().filter(|_| readable) else {
@@ -364,6 +369,14 @@ impl Run<'_> {
 
     fn figure(&self, setup: Setup<'_>, case: &Case, pool: &mut Pool) -> Result<Figure, CliError> {
         let mut prepared = Prepared::new(setup, case, pool)?;
+        let drafts = setup.layer.need.num_speculative_tokens;
+        if let Some(most) = prepared.longest_decode().filter(|most| *most <= drafts) {
+            let why = format!(
+                "it takes {most} new tokens of a decode, and {drafts} drafted ones make {}",
+                drafts + 1
+            );
+            return Err(CliError::Usage(why));
+        }
         let m = prepared.measure(Some(self.samples), pool)?;
         // As many digits as a file keeps exactly.
         let us = |seconds: f64| (seconds * 1e9).round().max(1.0) / 1e3;

@@ -5,7 +5,11 @@ mod measure;
 mod regimes;
 mod text;
 
-use super::{CliError, args::EngineArgs, parse, session};
+use super::{
+    CliError,
+    args::{EngineArgs, profile_of_environment},
+    parse, session,
+};
 use clap::Args;
 use headway_attention::Registry;
 use headway_engine::{
@@ -63,7 +67,8 @@ pub struct TuneArgs {
 
 /// Runs the command.
 pub fn run(args: &TuneArgs, registry: Registry) -> Result<ExitCode, CliError> {
-    let options = args.engine.options(registry)?;
+    let mut options = args.engine.options(registry)?;
+    options.profile = options.profile.or_else(profile_of_environment);
     if let Some(name) = options.attention_backend.as_ref().filter(|n| !n.eq_ignore_ascii_case(TUNED)) {
         return Err(CliError::Startup(StartupError::Option {
             option: "--attention-backend",
@@ -80,10 +85,12 @@ pub fn run(args: &TuneArgs, registry: Registry) -> Result<ExitCode, CliError> {
     let path = session::find(&args.engine.model)?;
     let mut device = devices::open(&options)?;
     let question = Question::of(&path, &options, &device)?;
-    // Before minutes of measuring: where the answer goes.
+    // Before minutes of measuring: whether the answer can be kept.
     let file = question.path(&options)?;
+    Profile::check_place(&file).map_err(StartupError::from)?;
     let measured = measure::run(args, &options, &question, &mut device)?;
     let mut profile = Profile::new(&question.here, now(), args.weights, measured.layers);
+    profile.kv_layout = question.kv_layout.clone();
     profile.setting = choose(&mut profile.layers, &args.weights);
     let lost = profile.layers.iter().find(|l| l.not_measured.is_none() && l.backend.is_empty());
     if let Some(l) = lost {

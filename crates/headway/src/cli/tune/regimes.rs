@@ -24,8 +24,8 @@ pub struct Asked<'a> {
     pub prompts: &'a [usize],
 }
 
-/// As asked or usual, none longer than the model takes.
-pub fn of(args: Asked<'_>, platform: &str, max_model_len: usize) -> Vec<Case> {
+/// As asked or usual, none longer than the model takes; decodes have so many new tokens, drafted ones among them.
+pub fn of(args: Asked<'_>, platform: &str, max_model_len: usize, new_tokens: usize) -> Vec<Case> {
     let usual = if platform == "cpu" { CPU } else { CUDA };
     let or = |asked: &[usize], usual: &[usize], most: usize| -> Vec<usize> {
         let list = if asked.is_empty() { usual } else { asked };
@@ -37,15 +37,16 @@ pub fn of(args: Asked<'_>, platform: &str, max_model_len: usize) -> Vec<Case> {
     let batches = or(args.batches, usual.batches, usize::MAX);
     let contexts = or(args.contexts, usual.contexts, max_model_len);
     let prompts = or(args.prompts, usual.prompts, max_model_len);
+    let decoded = |context: usize| [new_tokens.min(context), context];
     let decode = |&context: &usize, &batch: &usize| {
-        case(format!("decode_b{batch}_c{context}"), Kind::Decode, vec![[1, context]; batch])
+        case(format!("decode_b{batch}_c{context}"), Kind::Decode, vec![decoded(context); batch])
     };
     let mut all: Vec<Case> =
         contexts.iter().flat_map(|c| batches.iter().map(move |b| decode(c, b))).collect();
     all.extend(prompts.iter().map(|&n| case(format!("prefill_1x{n}"), Kind::Prefill, vec![[n, n]])));
     // The middle of the decodes beside the shortest prompt.
     let (batch, context, prompt) = (batches[batches.len() / 2], contexts[0], prompts[0]);
-    let mut seqs = vec![[1, context]; batch];
+    let mut seqs = vec![decoded(context); batch];
     seqs.push([prompt, prompt]);
     all.push(case(format!("mixed_1p{prompt}_{batch}d{context}"), Kind::Mixed, seqs));
     all
@@ -71,7 +72,7 @@ mod tests {
     #[test]
     fn batches_are_of_each_class_and_no_longer_than_the_model() {
         let ids = |asked, platform, most| -> Vec<String> {
-            of(asked, platform, most).into_iter().map(|c| c.id).collect()
+            of(asked, platform, most, 1).into_iter().map(|c| c.id).collect()
         };
         let cuda = ids(Asked::default(), "cuda", 100_000);
         assert_eq!(cuda.len(), 4 * 2 + 2 + 1);
@@ -84,6 +85,8 @@ mod tests {
         );
         let asked = Asked { batches: &[4], contexts: &[7, 7], prompts: &[5] };
         assert_eq!(ids(asked, "cpu", 100), ["decode_b4_c7", "prefill_1x5", "mixed_1p5_4d7"]);
-        assert!(of(asked, "cpu", 100).iter().all(|c| c.check().is_ok()));
+        assert!(of(asked, "cpu", 100, 1).iter().all(|c| c.check().is_ok()));
+        let drafts = of(asked, "cpu", 100, 3);
+        assert_eq!((&drafts[0].seqs[..], drafts[2].seqs[0]), (&[[3, 7]; 4][..], [3, 7]));
     }
 }

@@ -5,7 +5,7 @@ use super::{
         super::{
             CliError,
             measure::{
-                Layer, Setup,
+                Layer, Replayed, Setup,
                 meter::{Ceilings, Meter, Pool},
             },
         },
@@ -180,8 +180,8 @@ impl<'a> Bench<'a> {
         ceilings: &'b Ceilings,
     ) -> Setup<'b> {
         let &Run { backend, layout, layer, block_size, .. } = run;
-        let replay_all = self.args.replay_all;
-        Setup { backend, device, meter, ceilings, layer, block_size, layout, replay_all }
+        let replayed = if self.args.replay_all { Replayed::All } else { Replayed::AsInTheEngine };
+        Setup { backend, device, meter, ceilings, layer, block_size, layout, replayed }
     }
 
     /// Bytes of the pool as asked.

@@ -139,7 +139,8 @@ pub struct World {
     /// Expanded keys and values of prefills are rounded to the activations' type.
     pub rounds_expanded: bool,
     /// [`HostAccess::attends_in`](super::HostAccess::attends_in).
-    pub attends_in: Option<DType>,
+    /// of the requests that take the decodes' path, and of the others.
+    pub attends_in: [Option<DType>; 2],
     blocks: Vec<Vec<i32>>,
     shared: Vec<usize>,
     spans: Vec<Vec<Range<usize>>>,
@@ -171,7 +172,7 @@ impl World {
             sinks: (0..h).map(|_| rng.normal() as f32).collect(),
             kv_b_proj: latent::projection(cell, &mut rng),
             rounds_expanded: false,
-            attends_in: None,
+            attends_in: [None; 2],
             blocks,
             shared,
             spans: reqs
@@ -308,20 +309,30 @@ impl World {
     pub fn answer(&self, s: &Step, decodes: usize) -> Vec<f64> {
         match self.cell.latent {
             Some(dims) => latent::answer(self, &dims, s, decodes),
-            None => self.attend(s, &self.shadow[1]),
+            None => self.attend(s, &self.shadow[1], decodes),
         }
+    }
+
+    /// Live rows of the first `decodes` requests.
+    fn decode_rows(s: &Step, decodes: usize) -> usize {
+        s.query_start_loc.get(decodes).map_or(0, |&row| row as usize)
     }
 
     /// How far each element of an answer may be off for what [`World::attends_in`] does to probabilities: each by its
     /// largest relative error, all to the same side. Empty where nothing is rounded.
-    pub fn slack(&self, s: &Step) -> Vec<f64> {
-        let Some(error) = self.attends_in.and_then(half_ulp) else { return vec![] };
+    pub fn slack(&self, s: &Step, decodes: usize) -> Vec<f64> {
+        let errors = self.attends_in.map(|dtype| dtype.and_then(half_ulp).unwrap_or(0.0));
+        if errors == [0.0; 2] {
+            return vec![];
+        }
         let sizes: Vec<f64> = self.shadow[1].iter().map(|v| v.abs()).collect();
-        self.attend(s, &sizes).into_iter().map(|x| error * x).collect()
+        let of_decodes = Self::decode_rows(s, decodes) * self.cell.num_heads * self.cell.head_size_v;
+        let all = self.attend(s, &sizes, decodes).into_iter().enumerate();
+        all.map(|(i, x)| errors[usize::from(i >= of_decodes)] * x).collect()
     }
 
     /// Attention of a step's live rows to these values, by slot.
-    fn attend(&self, s: &Step, values: &[f64]) -> Vec<f64> {
+    fn attend(&self, s: &Step, values: &[f64], decodes: usize) -> Vec<f64> {
         let c = &self.cell;
         let params = Params {
             num_heads: c.num_heads,
@@ -335,8 +346,11 @@ impl World {
             alibi_slopes: c.features.alibi.then_some(&self.slopes[..]),
             sinks: c.features.sinks.then_some(&self.sinks[..]),
         };
-        let rounded = |x: f32| self.attends_in.map_or(x, |dtype| round_to(dtype, x));
-        let q: Vec<f64> = s.q.iter().map(|&x| f64::from(rounded(x))).collect();
+        let of_decodes = Self::decode_rows(s, decodes) * c.num_heads * c.q_head();
+        let rounded = |i: usize, x: f32| {
+            self.attends_in[usize::from(i >= of_decodes)].map_or(x, |dtype| round_to(dtype, x))
+        };
+        let q: Vec<f64> = s.q.iter().enumerate().map(|(i, &x)| f64::from(rounded(i, x))).collect();
         let causal: Vec<bool> = s.reqs.iter().map(|r| r.causal).collect();
         let batch = PagedBatch {
             q: &q,

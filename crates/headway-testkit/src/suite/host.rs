@@ -66,6 +66,7 @@ pub trait HostAccess {
     /// The type that a backend's kernels round a cell's queries and probabilities to, where it has fewer bits than the
     /// activations': e4m3, for kernels that multiply 8-bit queries with 8-bit keys. The reference then has the queries
     /// that the kernels have, and probabilities may be off by what that type's rounding does to them.
+    /// Asked of each part of a backend made of two, whose rows are its own.
     fn attends_in(&self, backend: &str, cell: &Cell) -> Option<DType> {
         let _ = (backend, cell);
         None

@@ -4,7 +4,10 @@
 use super::{error::CliError, explain::ExplainArgs, parse};
 use clap::{Args, Parser, Subcommand, builder::BoolishValueParser};
 use headway_attention::Registry;
-use headway_engine::options::{DTypeOption, EngineOptions, LoadFormat};
+use headway_engine::{
+    options::{DTypeOption, EngineOptions, LoadFormat},
+    tuning,
+};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\

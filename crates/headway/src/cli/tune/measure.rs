@@ -453,7 +453,7 @@ mod tests {
         );
         let asked = regimes::Asked { batches: &[2], contexts: &[40], prompts: &[20] };
         let run = Run {
-            cases: regimes::of(asked, "cpu", question.max_model_len),
+            cases: regimes::of(asked, "cpu", question.max_model_len, 1),
             ceilings: Ceilings { read: 1e10, write: 1e10, compute: Some(1e11), words: String::new() },
             samples: 1,
             options: &options,

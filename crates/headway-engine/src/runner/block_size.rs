@@ -85,8 +85,17 @@ pub fn block_size<'a>(
 
 /// The error of a block size that isn't taken.
 pub fn block_size_error<'a>(asked: usize, rules: impl Iterator<Item = &'a RuleBook> + Clone) -> StartupError {
+    block_size_error_of("--block-size", asked, rules)
+}
+
+/// The same of another option.
+pub fn block_size_error_of<'a>(
+    option: &'static str,
+    asked: usize,
+    rules: impl Iterator<Item = &'a RuleBook> + Clone,
+) -> StartupError {
     StartupError::Option {
-        option: "--block-size",
+        option,
         value: asked.to_string(),
         why: format!("{} takes {}; give such a number, or leave it out", names(rules.clone()), sizes(rules)),
     }

@@ -114,8 +114,13 @@ pub fn select_backends(
             let layer = format!("attention layer {i}");
             let measured = tuned.map(|t| t.request(need, options));
             let request = measured.as_ref().unwrap_or(&as_asked);
-            let s = select(registry, &layer, need, request)
-                .map_err(|e| blame_block_size(registry, &layer, need, request).unwrap_or(e.into()))?;
+            let s = select(registry, &layer, need, request).map_err(|e| match tuned {
+                // Of what the user asked for, the user's option is named; of the rest, the profile.
+                Some(t) if options.block_size.is_none() && options.backend_per_kind.is_empty() => {
+                    t.unusable(e).into()
+                }
+                _ => blame_block_size(registry, &layer, need, request).unwrap_or(e.into()),
+            })?;
             asked.push((need, s.clone()));
             Ok(s)
         })

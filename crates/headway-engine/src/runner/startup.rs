@@ -93,7 +93,9 @@ impl Startup {
         let facts = Facts::of(files)?;
         let registry = registry(options)?;
         let decided = decide(&facts, options, &registry, &device.place, || Ok(device.here(&registry)))?;
-        if let Some(level) = decided.tuned.as_ref().and_then(|t| t.setting().instruction_set.as_deref()) {
+        if let Some(tuned) = &decided.tuned
+            && let Some(level) = tuned.instruction_set(&device.attention_isas())?
+        {
             device.lower_attention_isa(level)?;
         }
         headers::check(&decided.plan, &*files.checkpoint)?;

@@ -15,6 +15,44 @@ pub enum TuningError {
         /// The file.
         path: PathBuf,
     },
+    /// There is none of a card that is named and not opened.
+    #[error(
+        "--attention-backend tuned: {} is not there; run headway tune on a machine with such a card \
+         ({platform}, compute capability {capability}), and name its file with --profile",
+        path.display()
+    )]
+    MissingOf {
+        /// The file.
+        path: PathBuf,
+        /// The card's platform.
+        platform: String,
+        /// Its compute capability.
+        capability: String,
+    },
+    /// No layer of the model is of a kind that is measured.
+    #[error(
+        "--attention-backend tuned: headway tune measures none of this model's layers ({what}); leave it out"
+    )]
+    NothingMeasured {
+        /// Their kinds.
+        what: String,
+    },
+    /// Another file lies where a profile should be written.
+    #[error("{}: is there and no profile of headway tune: {why}; remove it, or name another file with --profile", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Why it is none.
+        why: String,
+    },
+    /// What it chose can't be had here.
+    #[error("{}: {why}; {REMEDY}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What, and why not.
+        why: String,
+    },
     /// It can't be read or written.
     #[error("{}: {why}", path.display())]
     File {
@@ -24,7 +62,7 @@ pub enum TuningError {
         why: String,
     },
     /// It is no profile.
-    #[error("{}: not a profile of headway tune: {why}; {REMEDY}, which replaces it", path.display())]
+    #[error("{}: not a profile of headway tune: {why}; remove it, and {REMEDY}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,

@@ -142,12 +142,16 @@ pub(super) fn digest<'a>(layers: impl Iterator<Item = (&'a Shape, usize)>) -> St
     hash.iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
-/// `what: A in the profile, B here` for each field that isn't the same in both.
-fn unequal(profile: &BTreeMap<String, String>, here: &BTreeMap<String, String>) -> Vec<String> {
+/// `what: A in the profile, B here` for each field that isn't the same in both; `missing` stands for one that isn't there.
+fn unequal(
+    profile: &BTreeMap<String, String>,
+    here: &BTreeMap<String, String>,
+    missing: &str,
+) -> Vec<String> {
     let names: std::collections::BTreeSet<_> = profile.keys().chain(here.keys()).collect();
     let value = |of: &BTreeMap<String, String>, name: &String| of.get(name).cloned();
     let both = names.into_iter().map(|name| (name, value(profile, name), value(here, name)));
-    let none = || "none".to_owned();
+    let none = || missing.to_owned();
     both.filter(|(_, a, b)| a != b)
         .map(|(name, a, b)| {
             format!("{name}: {} in the profile, {} here", a.unwrap_or_else(none), b.unwrap_or_else(none))
@@ -157,8 +161,9 @@ fn unequal(profile: &BTreeMap<String, String>, here: &BTreeMap<String, String>) 
 
 /// What differs between where figures were taken and here.
 pub fn differences(profile: &Here, here: &Here) -> Vec<String> {
-    let mut all = unequal(&profile.machine.fields(), &here.machine.fields());
-    all.extend(unequal(&profile.versions, &here.versions));
+    let mut all = unequal(&profile.machine.fields(), &here.machine.fields(), "none");
+    // "none" may be a version: of kernel modules, where there are none.
+    all.extend(unequal(&profile.versions, &here.versions, "absent"));
     all
 }
 
@@ -170,7 +175,7 @@ pub(super) fn other_layers(profile: &[(&Shape, usize)], here: &[(&Shape, usize)]
     for (i, (shape, layers)) in missing.iter().enumerate() {
         match over.get(i) {
             Some((other, n)) => {
-                out.extend(unequal(&other.fields(), &shape.fields()));
+                out.extend(unequal(&other.fields(), &shape.fields(), "none"));
                 if n != layers {
                     out.push(format!("layers: {n} in the profile, {layers} here"));
                 }
@@ -239,6 +244,9 @@ mod tests {
         other.versions.insert("headway".into(), "2".into());
         let d = differences(&here, &other);
         assert_eq!(d, ["driver: none in the profile, 13.0 here", "headway: 1 in the profile, 2 here"]);
+        other = here.clone();
+        other.versions.insert("kernel modules".into(), "none".into());
+        assert_eq!(differences(&here, &other), ["kernel modules: absent in the profile, none here"]);
         assert_eq!(here.machine.slug(), "nvidia-h200");
         let (a, b) = (Shape::of(&need()), Shape::of(&LayerNeed { num_heads: 16, ..need() }));
         assert_eq!(other_layers(&[(&a, 2)], &[(&b, 2)]), ["num_heads: 32 in the profile, 16 here"]);

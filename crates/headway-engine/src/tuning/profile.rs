@@ -1,25 +1,16 @@
 //! The file: everything that was measured of a model's layers on a machine, and what was chosen.
 
 use super::{
-    TuningError,
-    key::{Here, Machine, Shape, digest},
+    key::{Here, Machine, Shape},
     rule::{Class, Setting, Weights},
 };
-use crate::sources::FetchOptions;
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 /// The form of the file.
-const FORMAT: u32 = 1;
-/// A profile of a thousand layers with a hundred candidates each is smaller.
-const LARGEST: u64 = 64 << 20;
-/// Tokens in a block, at most.
-const LARGEST_BLOCK: usize = 1 << 20;
+pub(super) const FORMAT: u32 = 1;
+/// The largest share of a ceiling: above 1 a cache was quicker than the memory that it is held against.
+pub const LARGEST_SHARE: f64 = 10.0;
 
 /// What `headway tune` keeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,6 +111,18 @@ impl LayerProfile {
         self.candidates.iter().find(|c| c.backend == self.backend && c.setting == *setting)
     }
 
+    /// Candidates that the chosen one can't be told from: in most regimes its samples and theirs lie in one range.
+    pub fn within_spread(&self, setting: &Setting) -> Vec<&Candidate> {
+        let Some(chosen) = self.chosen(setting) else { return vec![] };
+        let is_it = |c: &&Candidate| {
+            let same = |f: &&Figure| c.figures.iter().any(|o| o.regime == f.regime && o.overlaps(f));
+            c.score.is_some()
+                && !std::ptr::eq(*c, chosen)
+                && 2 * chosen.figures.iter().filter(same).count() > chosen.figures.len()
+        };
+        self.candidates.iter().filter(is_it).collect()
+    }
+
     /// The figures that chose its backend, in a line: the mean of each class, with the next best in brackets.
     pub fn because(&self, setting: &Setting) -> Option<String> {
         let chosen = self.chosen(setting)?;
@@ -135,6 +138,19 @@ impl LayerProfile {
         let all: Vec<String> = Class::ALL.into_iter().filter_map(class).collect();
         (!all.is_empty()).then(|| format!("with blocks of {}: {}", chosen.block_size, all.join(", ")))
     }
+}
+
+impl Figure {
+    /// Whether its samples and another's lie beside one another in no order.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.min_us.max(other.min_us) <= self.max_us.min(other.max_us)
+    }
+}
+
+/// Another program's words as a profile keeps them: in one line of bounded length.
+pub fn plain(text: &str) -> String {
+    const MOST: usize = 1000;
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST).collect()
 }
 
 /// Microseconds with three digits.
@@ -176,157 +192,11 @@ impl Profile {
         self.layers.iter().map(|l| (&l.shape, l.layers)).collect()
     }
 
-    /// Reads a profile.
-    ///
-    /// # Errors
-    /// A file that isn't there, can't be read, or is no profile.
-    pub fn read(path: &Path) -> Result<Self, TuningError> {
-        let file = |why: String| TuningError::File { path: path.to_owned(), why };
-        match fs::metadata(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(TuningError::Missing { path: path.to_owned() });
-            }
-            Err(e) => return Err(file(e.to_string())),
-            Ok(m) if !m.is_file() => return Err(file("is no file".into())),
-            Ok(m) if m.len() > LARGEST => {
-                return Err(file(format!("is {} bytes, and no profile is that large", m.len())));
-            }
-            Ok(_) => {}
-        }
-        let bytes = fs::read(path).map_err(|e| file(e.to_string()))?;
-        Self::parse(&bytes).map_err(|why| TuningError::Corrupt { path: path.to_owned(), why })
-    }
-
-    /// Reads a profile's text.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
-        let value: serde_json::Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-        // Said first, since another form has other fields.
-        match value.get("format").and_then(serde_json::Value::as_u64) {
-            Some(f) if f == u64::from(FORMAT) => {}
-            Some(f) => return Err(format!("of form {f}, and this headway reads form {FORMAT}")),
-            None => return Err("it has no number \"format\"".into()),
-        }
-        let profile: Self = serde_json::from_value(value).map_err(|e| e.to_string())?;
-        profile.check()?;
-        Ok(profile)
-    }
-
-    /// Holds what the types can't say.
-    fn check(&self) -> Result<(), String> {
-        self.weights.check()?;
-        let block = |b: usize| (1..=LARGEST_BLOCK).contains(&b);
-        if self.setting.block_size.is_some_and(|b| !block(b)) {
-            return Err(format!("no block has {:?} tokens", self.setting.block_size));
-        }
-        if self.layers.is_empty() {
-            return Err("it has no layers".into());
-        }
-        for l in &self.layers {
-            let wrong = |why: String| Err(format!("{}: {why}", l.what));
-            let times = l.candidates.iter().flat_map(|c| &c.figures);
-            let positive = |t: &f64| t.is_finite() && *t > 0.0;
-            for f in times {
-                let shares = f.share_of_ceiling.iter().all(positive);
-                if ![f.median_us, f.min_us, f.max_us].iter().all(positive) || !shares {
-                    return wrong(format!("{} has a time that is none", f.regime));
-                }
-            }
-            if let Some(c) = l.candidates.iter().find(|c| !block(c.block_size)) {
-                return wrong(format!("{}: no block has {} tokens", c.backend, c.block_size));
-            }
-            if l.not_measured.is_none() && l.chosen(&self.setting).is_none_or(|c| c.figures.is_empty()) {
-                return wrong(format!("{} was chosen, and there are no figures of it", l.backend));
-            }
-        }
-        Ok(())
-    }
-
     /// As text.
     pub fn text(&self) -> String {
         // Maps have text keys and numbers are finite: it can't fail.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
-
-    /// Makes the folder of a profile's place, and tries whether a file can be written there.
-    ///
-    /// # Errors
-    /// The file system's; a place that is no file's.
-    pub fn check_place(path: &Path) -> Result<(), TuningError> {
-        let file = |e: std::io::Error| TuningError::File { path: path.to_owned(), why: e.to_string() };
-        if path.is_dir() {
-            return Err(TuningError::File { path: path.to_owned(), why: "is a folder; name a file".into() });
-        }
-        let (folder, beside) = beside(path);
-        fs::create_dir_all(folder).map_err(file)?;
-        fs::File::create(&beside).and_then(|_| fs::remove_file(&beside)).map_err(file)
-    }
-
-    /// Writes it in place of what is there; the folder is made.
-    ///
-    /// # Errors
-    /// The file system's.
-    pub fn write(&self, path: &Path) -> Result<(), TuningError> {
-        let file = |e: std::io::Error| TuningError::File { path: path.to_owned(), why: e.to_string() };
-        let (folder, beside) = beside(path);
-        fs::create_dir_all(folder).map_err(file)?;
-        let written = fs::File::create(&beside).and_then(|mut f| {
-            f.write_all(self.text().as_bytes())?;
-            f.sync_all()
-        });
-        let done = written.and_then(|()| fs::rename(&beside, path));
-        done.inspect_err(|_| drop(fs::remove_file(&beside))).map_err(file)
-    }
-}
-
-/// The folder of a file, and where it is written before it is renamed into its place: whole, or not there.
-fn beside(path: &Path) -> (&Path, PathBuf) {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    (folder, path.with_extension(format!("{}.part", std::process::id())))
-}
-
-/// The folder of profiles.
-fn folder() -> Result<PathBuf, TuningError> {
-    let options = FetchOptions::from_env().map_err(|e| TuningError::NoFolder { why: e.to_string() })?;
-    Ok(options.cache_dir.join("profiles"))
-}
-
-/// The one profile of these layers that is kept and `is_it`.
-///
-/// # Errors
-/// None, or several; one that can't be read.
-pub(super) fn kept<'a>(
-    layers: impl Iterator<Item = (&'a Shape, usize)>,
-    is_it: impl Fn(&Profile) -> bool,
-) -> Result<PathBuf, TuningError> {
-    let (folder, ending) = (folder()?, format!("-{}.json", digest(layers)));
-    let names = fs::read_dir(&folder).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
-    let of_layers = names.filter(|p| p.to_str().is_some_and(|p| p.ends_with(&ending)));
-    let mut found: Vec<PathBuf> = vec![];
-    for path in of_layers {
-        if is_it(&Profile::read(&path)?) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    match found.len() {
-        0 => Err(TuningError::Missing { path: folder.join(format!("*{ending}")) }),
-        1 => Ok(found.remove(0)),
-        _ => Err(TuningError::Several { paths: found }),
-    }
-}
-
-/// The file of a model's shape on a device, in `profiles` in headway's cache folder.
-///
-/// # Errors
-/// No such folder.
-pub fn default_path<'a>(
-    machine: &Machine,
-    layers: impl Iterator<Item = (&'a Shape, usize)>,
-) -> Result<PathBuf, TuningError> {
-    Ok(folder()?.join(format!("{}-{}.json", machine.slug(), digest(layers))))
 }
 
 #[cfg(test)]
@@ -405,6 +275,27 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_cannot_be_told_apart_is_named() {
+        let spread = |backend: &str, us: &[f64], by: f64| {
+            let mut c = candidate(backend, None, us);
+            for f in &mut c.figures {
+                (f.min_us, f.max_us) = (f.min_us / by, f.max_us * by);
+            }
+            c
+        };
+        let of = |by: f64| {
+            let (a, b) = (spread("A", &[10.0, 10.0, 10.0], by), spread("B", &[11.0, 11.0, 30.0], by));
+            let mut l = [LayerProfile { candidates: vec![a, b], ..layer() }];
+            let setting = super::super::rule::choose(&mut l, &Weights::default());
+            l[0].within_spread(&setting).iter().map(|c| c.backend.clone()).collect::<Vec<_>>()
+        };
+        // Two of three regimes are most.
+        assert_eq!((of(1.01), of(1.1)), (vec![], vec!["B".to_owned()]));
+        assert_eq!(plain("a\nb\u{1b}"), "a b ");
+        assert_eq!(plain(&"x".repeat(5000)).len(), 1000);
+    }
+
+    #[test]
     fn what_is_no_profile_is_refused_with_its_fault() {
         let good: serde_json::Value = serde_json::from_str(&profile().text()).unwrap();
         let error = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -424,6 +315,32 @@ pub(super) mod tests {
         };
         assert!(error(&|v| figure(v, 0.0)).contains("a time that is none"));
         assert!(error(&|v| figure(v, -5.0)).contains("decode_b1"));
+        assert!(error(&|v| figure(v, 99.0)).contains("not between"));
+        let candidate = |v: &mut serde_json::Value, name: &str, x: serde_json::Value| {
+            v["layers"][0]["candidates"][1][name] = x;
+        };
+        assert!(error(&|v| candidate(v, "score", 0.5.into())).contains("B has a score below 1"));
+        for share in [0.0, -1.0, 10.5] {
+            let e = error(&|v| {
+                v["layers"][0]["candidates"][0]["figures"][0]["share_of_ceiling"] = share.into();
+            });
+            assert!(e.contains("has a share of"), "{e}");
+        }
+        let twice = error(&|v| {
+            let l = v["layers"][0].clone();
+            v["layers"].as_array_mut().unwrap().push(l);
+        });
+        assert!(twice.contains("listed twice"), "{twice}");
+        assert!(error(&|v| v["setting"]["block_size"] = 0.into()).ends_with("no block has 0 tokens"));
+        assert!(error(&|v| v["measured"] = "yesterday".into()).contains("measured \"yesterday\" is no time"));
+        let e = error(&|v| v["machine"]["device"] = "a\u{1b}[2J".into());
+        assert_eq!(e, "machine.device has control characters");
+        let e = error(&|v| candidate(v, "backend", "A\nB".into()));
+        assert_eq!(e, "layers[0].candidates[1].backend has control characters");
+        assert!(error(&|v| v["a\u{7f}"] = 1.into()).contains("control characters"));
+        assert!(
+            error(&|v| v["layers"][0]["what"] = "x".repeat(9000).into()).contains("a text of 9000 bytes")
+        );
         for text in ["", "{", "null", "\"text\"", "{\"format\": 1}", "\u{0}"] {
             assert!(Profile::parse(text.as_bytes()).is_err(), "{text:?}");
         }
@@ -441,11 +358,13 @@ pub(super) mod tests {
             all in proptest::collection::vec(
                 proptest::collection::vec(("[A-Z_+]{1,12}", proptest::option::of(1usize..257), figures()), 1..5), 1..4),
             decode in 1u8..,
-            device in ".{0,20}",
+            device in "\\PC{0,20}",
         ) {
             let layers: Vec<LayerProfile> = all
                 .iter()
-                .map(|cs| LayerProfile {
+                .zip(1..)
+                .map(|(cs, num_heads)| LayerProfile {
+                    shape: Shape::of(&LayerNeed { num_heads, ..LayerNeed::default() }),
                     candidates: cs.iter().map(|(name, b, us)| candidate(name, *b, us)).collect(),
                     not_measured: Some("a test".into()),
                     ..layer()

@@ -13,7 +13,10 @@ use crate::{
         needs, startup,
     },
 };
-use headway_attention::{KvCacheSpec, LayerNeed, Registry};
+use headway_attention::{
+    KvCacheSpec, LayerNeed, Registry,
+    process::rules::{AttnType, KindTag},
+};
 use std::path::{Path, PathBuf};
 
 /// A model on a device.
@@ -98,5 +101,18 @@ impl Question {
     pub fn path(&self, options: &EngineOptions) -> Result<PathBuf, StartupError> {
         let shapes = self.layers.iter().map(|l| (&l.shape, l.layers));
         Ok(super::tuned::path(options, &self.here.machine, shapes)?)
+    }
+}
+
+/// A kind of layer that isn't measured, in words.
+pub fn unmeasured(need: &LayerNeed) -> Option<&'static str> {
+    match need.kind {
+        KindTag::StateSpace => Some("states"),
+        _ if !need.has_cache => Some("layers without a cache"),
+        _ if need.attn_type == AttnType::EncoderDecoder => Some("cross-attention layers"),
+        _ if need.use_rswa => Some("R-SWA layers"),
+        _ if need.use_chunked_local => Some("chunked layers"),
+        _ if need.use_non_causal => Some("non-causal layers"),
+        _ => None,
     }
 }

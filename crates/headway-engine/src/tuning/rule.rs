@@ -83,10 +83,16 @@ impl FromStr for Weights {
     /// `decode=2,prefill=1,mixed=1`; what isn't named is 0.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut weights = Self { decode: 0.0, prefill: 0.0, mixed: 0.0 };
+        let mut named = vec![];
         for pair in text.split(',') {
             let wrong = || format!("{pair:?} is not CLASS=NUMBER with a class of decode, prefill, mixed");
             let (class, value) = pair.split_once('=').ok_or_else(wrong)?;
-            let to = match class.trim() {
+            let class = class.trim();
+            if named.contains(&class) {
+                return Err(format!("{class} is named twice"));
+            }
+            named.push(class);
+            let to = match class {
                 "decode" => &mut weights.decode,
                 "prefill" => &mut weights.prefill,
                 "mixed" => &mut weights.mixed,
@@ -257,5 +263,7 @@ mod tests {
         {
             assert!(bad.parse::<Weights>().is_err(), "{bad}");
         }
+        let twice = "decode=1,prefill=1, decode=2".parse::<Weights>();
+        assert_eq!(twice, Err("decode is named twice".into()));
     }
 }

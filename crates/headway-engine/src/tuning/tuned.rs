@@ -2,14 +2,15 @@
 
 use super::{
     LayerProfile, Machine, Profile, Setting, TuningError, default_path,
-    key::{Here, Shape, differences, other_layers},
-    profile::kept,
+    key::{Here, Shape, differences, other_layers, words},
+    place::kept,
+    unmeasured,
 };
 use crate::{
     options::EngineOptions,
     runner::{StartupError, decide, devices},
 };
-use headway_attention::{BackendRequest, LayerNeed, Registry};
+use headway_attention::{AttentionError, BackendRequest, LayerNeed, Registry};
 use std::path::PathBuf;
 
 /// What `--attention-backend` names instead of a backend.
@@ -23,9 +24,16 @@ pub fn is_asked(backend: Option<&str>) -> bool {
 /// Whether the measured choice is asked for.
 ///
 /// # Errors
-/// A profile that is named and not asked for.
+/// A profile that is named and not asked for; a kind of layer that alone should have the measured choice.
 pub fn asked(options: &EngineOptions) -> Result<bool, StartupError> {
     let tuned = is_asked(options.attention_backend.as_deref());
+    if let Some((kind, name)) = options.backend_per_kind.iter().find(|(_, name)| is_asked(Some(name))) {
+        return Err(StartupError::Option {
+            option: "--backend-per-kind",
+            value: format!("{kind}={name}"),
+            why: "tuned is measured for all layers: give --attention-backend tuned".into(),
+        });
+    }
     if let Some(name) = options.backend_config.keys().next().filter(|_| tuned) {
         return Err(StartupError::Option {
             option: "--config",
@@ -80,6 +88,7 @@ impl Tuned {
         registry: &Registry,
         needs: &[LayerNeed],
     ) -> Result<Self, StartupError> {
+        refuse_unmeasured(needs)?;
         let shapes = shapes(needs);
         let path = path(options, &here.machine, layers(&shapes).into_iter())?;
         let profile = Profile::read(&path)?;
@@ -97,13 +106,19 @@ impl Tuned {
         registry: &Registry,
         needs: &[LayerNeed],
     ) -> Result<Self, StartupError> {
+        refuse_unmeasured(needs)?;
         let shapes = shapes(needs);
         let is_it = |p: &Profile| {
             p.machine.platform == platform && p.machine.compute_capability.as_deref() == Some(capability)
         };
         let path = match &options.profile {
             Some(path) => path.clone(),
-            None => kept(layers(&shapes).into_iter(), is_it)?,
+            None => kept(layers(&shapes).into_iter(), is_it).map_err(|e| match e {
+                TuningError::Missing { path } => {
+                    TuningError::MissingOf { path, platform: platform.into(), capability: capability.into() }
+                }
+                e => e,
+            })?,
         };
         let profile = Profile::read(&path)?;
         let machine = Machine {
@@ -134,13 +149,37 @@ impl Tuned {
             ));
         }
         differ.extend(other_layers(&p.shapes(), &layers(shapes)));
-        let unknown = |l: &&LayerProfile| registry.get_on(&l.backend, &here.machine.platform).is_err();
-        differ.extend(p.layers.iter().find(unknown).map(|l| {
-            format!("backend {}: chosen in the profile, and this program has none of that name", l.backend)
-        }));
+        let unknown = |l: &LayerProfile| {
+            let why = match registry.get_on(&l.backend, &here.machine.platform).err()? {
+                AttentionError::Unknown { .. } => "this program has none of that name".into(),
+                e => e.to_string(),
+            };
+            Some(format!("backend {}: chosen in the profile, and {why}", l.backend))
+        };
+        differ.extend(p.layers.iter().find_map(unknown));
         match differ.is_empty() {
             true => Ok(self),
             false => Err(TuningError::Elsewhere { path: self.path, differences: differ }),
+        }
+    }
+
+    /// What it chose and can't be had here, with its file.
+    pub fn unusable(&self, why: impl ToString) -> TuningError {
+        TuningError::Unusable { path: self.path.clone(), why: why.to_string() }
+    }
+
+    /// The instruction set that was chosen for attention, where it is among those of the device.
+    ///
+    /// # Errors
+    /// It isn't.
+    pub fn instruction_set(&self, here: &[&str]) -> Result<Option<&str>, TuningError> {
+        let chosen = self.profile.setting.instruction_set.as_deref();
+        match chosen.filter(|c| !here.iter().any(|h| h.eq_ignore_ascii_case(c))) {
+            None => Ok(chosen),
+            Some(c) => {
+                let all = if here.is_empty() { "it has none".into() } else { here.join(", ") };
+                Err(self.unusable(format!("instruction set {c} is not one of this machine's: {all}")))
+            }
         }
     }
 
@@ -178,6 +217,16 @@ impl Tuned {
         let p = &self.profile;
         format!("measured {} on {}; {}", p.day(), p.machine.describe(), self.path.display())
     }
+}
+
+/// Refuses a model of which nothing would be measured.
+fn refuse_unmeasured(needs: &[LayerNeed]) -> Result<(), TuningError> {
+    if needs.iter().any(|n| unmeasured(n).is_none()) {
+        return Ok(());
+    }
+    let mut all: Vec<String> = needs.iter().map(words).collect();
+    all.dedup();
+    Err(TuningError::NothingMeasured { what: all.join("; ") })
 }
 
 fn layers(shapes: &[(Shape, usize)]) -> Vec<(&Shape, usize)> {

@@ -25,6 +25,7 @@ Examples:
 Every option of the engine has an environment twin (--block-size is HEADWAY_BLOCK_SIZE). Besides:
   HEADWAY_CACHE_DIR     folder of fetched models and of profiles [default: headway in the user's cache
                         folder]
+  HEADWAY_PROFILE       file of headway tune's figures, for tune and --attention-backend tuned
   HEADWAY_KERNELS_DIR   folder of kernel modules [default: headway/modules in the user's cache folder]
   HEADWAY_HUB_TIMEOUT   seconds that the Hugging Face hub may stay silent
   HEADWAY_CPU_ISA       lowers the CPU's instruction set: portable, avx2, avx512,
@@ -338,9 +339,13 @@ pub struct EngineArgs {
     pub verbose: bool,
 }
 
-/// `HEADWAY_PROFILE`.
+/// Names the file of figures where `--profile` does not. No twin of that option: standing in the environment it asks for
+/// nothing without `tuned`.
+pub const PROFILE_VARIABLE: &str = "HEADWAY_PROFILE";
+
+/// [`PROFILE_VARIABLE`].
 pub fn profile_of_environment() -> Option<PathBuf> {
-    std::env::var_os("HEADWAY_PROFILE").filter(|p| !p.is_empty()).map(PathBuf::from)
+    std::env::var_os(PROFILE_VARIABLE).filter(|p| !p.is_empty()).map(PathBuf::from)
 }
 
 impl EngineArgs {

@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, ffi::OsString};
 /// Variables that are no option's twin.
 const OTHERS: &[&str] = &[
     "HEADWAY_CPU_ISA",
+    super::args::PROFILE_VARIABLE,
     "HEADWAY_GOLDEN_DIR",
     "HEADWAY_MODELS_DIR",
     "HEADWAY_CONFORMANCE_DIR",
@@ -50,5 +51,6 @@ mod tests {
         assert!(e.contains("(did you mean HEADWAY_ATTENTION_BACKEND?)"), "{e}");
         assert!(refuse_unknown(var("HEADWAY_THREADS")).is_ok());
         assert!(refuse_unknown(var("PATH")).is_ok());
+        assert!(refuse_unknown(var("HEADWAY_PROFILE")).is_ok());
     }
 }

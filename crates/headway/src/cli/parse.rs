@@ -133,6 +133,11 @@ pub fn requests(text: &str) -> Result<usize, String> {
     up_to(text, 1 << 16)
 }
 
+/// Samples of a measurement.
+pub fn repetitions(text: &str) -> Result<usize, String> {
+    up_to(text, 1000)
+}
+
 /// Tokens in a block of a measurement.
 pub fn block(text: &str) -> Result<usize, String> {
     up_to(text, 1 << 20)

@@ -253,6 +253,13 @@ fn several_backends_come_side_by_side_and_in_a_plot() {
     }
     // Two marks and the legend's.
     assert_eq!(drawn.matches("class=\"mark\"").count(), 3, "{drawn}");
+    assert!(!table.contains("quickest"), "one column: {table}");
+    // Marks of something else.
+    std::fs::write(&marks, lines.replace("9/3/64", "9/3/65")).unwrap();
+    let told = ask(&["--plot", plot_arg, "--marks", marks_arg]).fine().err;
+    assert!(told.contains("m.jsonl: none is of a backend"), "{told}");
+    let told = ask(&["--backend", "all"]).fine().err;
+    assert!(told.contains("left out: CPU_MLA: no case is for its kind of layer"), "{told}");
     ask(&["--backend", "CPU_ATTN,NOBODY"]).refused(&["named NOBODY"]);
     ask(&["--backend", "all", "--kv-layout", "XYZ"]).refused(&["--kv-layout XYZ"]);
     ask(&["--plot", "/nowhere/at/all.svg"]).refused(&["/nowhere/at/all.svg", "no such folder"]);

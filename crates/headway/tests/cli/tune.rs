@@ -38,6 +38,7 @@ fn profile() -> &'static Value {
         let kept: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!(answer["file"], path.to_str().unwrap());
         assert_eq!(answer["profile"], kept);
+        assert_eq!(answer["within_spread"], json!([[]]));
         kept
     })
 }
@@ -156,6 +157,16 @@ fn a_backend_that_this_program_lacks_is_named() {
         }
     };
     start_with(plugin, &[]).refused(&["backend MINE: chosen in the profile", "none of that name"]);
+    // Names that are there, and can't be one.
+    let twice: Change<'_> = &|p| {
+        p["layers"][0]["backend"] = "CPU_ATTN+CPU_ATTN".into();
+        for c in p["layers"][0]["candidates"].as_array_mut().unwrap() {
+            c["backend"] = "CPU_ATTN+CPU_ATTN".into();
+        }
+    };
+    let r = start_with(twice, &[]);
+    r.refused(&["p.json", "backend CPU_ATTN+CPU_ATTN: chosen in the profile, and "]);
+    assert!(!r.err.contains("none of that name"), "{}", r.err);
 }
 
 #[test]
@@ -164,7 +175,10 @@ fn what_is_no_profile_is_refused_by_its_file() {
     let figure = |x: Value| {
         move |p: &mut Value| p["layers"][0]["candidates"][0]["figures"][0]["median_us"] = x.clone()
     };
-    let cases: [(Change<'_>, &str); 8] = [
+    let cases: [(Change<'_>, &str); 11] = [
+        (&|p| p["layers"][0]["what"] = "\u{1b}[2J".into(), "layers[0].what has control characters"),
+        (&|p| p["measured"] = "today".into(), "measured \"today\" is no time"),
+        (&|p| p["layers"][0]["candidates"][0]["score"] = 0.5.into(), "CPU_ATTN has a score below 1"),
         (&|p| *p = json!({}), "it has no number \"format\""),
         (&|p| p["format"] = 99.into(), "of form 99"),
         (&|p| p["also"] = 1.into(), "unknown field `also`"),
@@ -195,7 +209,22 @@ fn what_is_no_profile_is_refused_by_its_file() {
         },
         &[],
     )
-    .refused(&["instruction set mmx"]);
+    .refused(&[
+        "p.json: instruction set mmx is not one of this machine's: ",
+        "portable",
+        "run headway tune",
+    ]);
+    // Nor does a backend take each number of tokens.
+    start_with(
+        &|p| {
+            p["setting"]["block_size"] = 17.into();
+            for c in p["layers"][0]["candidates"].as_array_mut().unwrap() {
+                c["setting"]["block_size"] = 17.into();
+            }
+        },
+        &[],
+    )
+    .refused(&["p.json: ", "CPU_ATTN", "block_size not supported", "run headway tune"]);
 }
 
 #[test]
@@ -219,6 +248,8 @@ fn without_a_file_a_profile_lies_by_device_and_layers() {
     let rows: Vec<&str> = table.lines().skip_while(|l| !l.contains("backend   in")).take(3).collect();
     assert_eq!(rows.len(), 3, "{table}");
     assert!(rows.iter().all(|r| r.len() == rows[0].len()), "{table}");
+    // A single sample has no spread.
+    assert!(!table.contains("within the spread"), "{table}");
     assert_eq!(rows.iter().filter(|r| r.starts_with(" *")).count(), 1, "{table}");
     ask().fine();
 }
@@ -230,6 +261,15 @@ fn what_cannot_be_tuned_or_asked() {
     one(&["--instruction-sets", "mmx"]).refused(&["--instruction-sets mmx", "portable"]);
     one(&["--weights", "speed=1"]).refused(&["--weights", "decode, prefill, mixed"]);
     one(&["--weights", "decode=0"]).refused(&["--weights", "one is not 0"]);
+    one(&["--weights", "decode=1,decode=2"]).refused(&["--weights", "decode is named twice"]);
+    one(&["--repetitions", "1001"]).refused(&["--repetitions", "1 to 1000"]);
+    one(&["--block-sizes", "16,8,32"]).refused(&["--block-sizes 8: CPU_ATTN takes multiples of"]);
+    let per_kind = ["--backend-per-kind", "full=CPU_ATTN"];
+    one(&per_kind).refused(&["--backend-per-kind full=CPU_ATTN", "tune measures all that fit"]);
+    let per_kind = ["--prompt-ids", "1", "--backend-per-kind", "full=Tuned"];
+    generate(&model, &per_kind).refused(&["--backend-per-kind full=Tuned", "--attention-backend tuned"]);
+    finish(headway().arg("explain").arg(&model).args(&per_kind[2..]))
+        .refused(&["--backend-per-kind full=Tuned", "--attention-backend tuned"]);
     one(&["--batches", "0"]).refused(&["--batches", "1 to 65536"]);
     one(&["--block-sizes", "16", "--block-size", "16"]).refused(&["cannot be used with"]);
     one(&["--attention-backend", "CPU_ATTN"]).refused(&["--attention-backend CPU_ATTN", "leave it out"]);
@@ -237,7 +277,19 @@ fn what_cannot_be_tuned_or_asked() {
     let states = testdata::model_dir("tiny-mamba2").unwrap();
     tune(&states, &[]).refused(&["none of its layers is measured", "mamba2 state"]);
     generate(&model, &["--prompt-ids", "1", "--profile", "p.json"]).refused(&["--profile p.json", "tuned"]);
+    // Of these no run of tune would help.
+    let tuned = ["--prompt-ids", "1", "--attention-backend", "tuned"];
+    let r = generate(&states, &tuned);
+    r.refused(&["tune measures none of this model's layers", "mamba2 state", "leave it out"]);
+    let h200 = ["--device", "h200", "--attention-backend", "tuned"];
+    finish(headway().env("HEADWAY_CACHE_DIR", "/nowhere").arg("explain").arg(&model).args(h200))
+        .refused(&["is not there; run headway tune on a machine with such a card", "9.0"]);
     // Known before anything is measured.
+    let (_dir, notes) = file("notes.txt", b"of mine");
+    one(&["--profile", notes.to_str().unwrap()])
+        .refused(&["notes.txt: is there and no profile of headway tune", "name another file with --profile"]);
+    assert_eq!(fs::read(&notes).unwrap(), b"of mine");
+    one(&["--profile", "/dev/null"]).refused(&["/dev/null: is no regular file"]);
     let dir = TempDir::new().unwrap();
     one(&["--profile", dir.path().to_str().unwrap()]).refused(&["is a folder; name a file"]);
     let (_dir, under) = file("file", b"");

@@ -113,6 +113,11 @@ impl CaseFile {
         if file.schema != SCHEMA {
             return Err(wrong(format!("schema {} is not known; {SCHEMA} is", file.schema)));
         }
+        // They are printed.
+        let ids = file.cases.iter().map(|c| &c.id).chain(file.heads.iter().map(|h| &h.id));
+        if let Some(id) = ids.into_iter().find(|id| id.chars().any(char::is_control)) {
+            return Err(wrong(format!("id {id:?} has control characters")));
+        }
         for c in &file.cases {
             c.check().map_err(|why| wrong(format!("case {}: {why}", c.id)))?;
         }

@@ -16,16 +16,21 @@ use super::{
     TuneArgs, regimes,
 };
 use headway_attention::{
-    DynBackend, LayerNeed,
-    process::{
-        rules::{AttnType, KindTag},
-        select::{BackendRequest, reasons, select},
-    },
+    DynBackend, KvCacheLayout, LayerNeed,
+    process::select::{BackendRequest, reasons, select},
 };
 use headway_engine::{
     options::EngineOptions,
-    runner::{StartupError, block_size::DEFAULT_BLOCK_SIZE, decide, devices::OpenDevice},
-    tuning::{Candidate, Class, Figure, LayerProfile, LayerQuestion, Question, Setting, Weights, choose},
+    runner::{
+        StartupError,
+        block_size::{DEFAULT_BLOCK_SIZE, block_size_error_of},
+        decide,
+        devices::OpenDevice,
+    },
+    tuning::{
+        Candidate, Class, Figure, LARGEST_SHARE, LayerProfile, LayerQuestion, Question, Setting, Weights,
+        choose, plain, unmeasured,
+    },
 };
 use headway_tensor::DType;
 use indicatif::ProgressBar;
@@ -73,9 +78,9 @@ pub fn run(
     question: &Question,
     device: &mut OpenDevice,
 ) -> Result<Outcome, CliError> {
-    let (mut subjects, rest) = subjects(question, options.block_size)?;
+    let (mut subjects, rest) = subjects(question, options)?;
     let levels = levels(args, device)?;
-    let sizes = block_sizes(args, options, &subjects, device);
+    let sizes = block_sizes(args, options, &subjects, device)?;
     let (ceilings, mut pool, cases) = {
         let meter = meter::of(&*device.ops)?;
         let asked =
@@ -95,7 +100,7 @@ pub fn run(
         let setting = Setting { instruction_set: level.cloned(), block_size: first_size };
         run.setting(&mut subjects, &setting, device, &mut pool)?;
     }
-    let best = best(&subjects, &args.weights).instruction_set;
+    let best = best(&subjects, &args.weights)?.instruction_set;
     for size in sizes.iter().skip(1) {
         let setting = Setting { instruction_set: best.clone(), block_size: Some(*size) };
         run.setting(&mut subjects, &setting, device, &mut pool)?;
@@ -108,10 +113,11 @@ pub fn run(
 }
 
 /// Layers that can be measured with who takes them, and the others as they stand.
-fn subjects(
-    question: &Question,
-    block_size: Option<usize>,
-) -> Result<(Vec<Subject<'_>>, Vec<LayerProfile>), CliError> {
+fn subjects<'a>(
+    question: &'a Question,
+    options: &EngineOptions,
+) -> Result<(Vec<Subject<'a>>, Vec<LayerProfile>), CliError> {
+    let layout = decide::layout(options.kv_layout.as_deref())?;
     let (mut subjects, mut rest) = (vec![], vec![]);
     for (i, q) in question.layers.iter().enumerate() {
         if let Some(why) = unmeasured(&q.need) {
@@ -120,7 +126,7 @@ fn subjects(
             rest.push(profile(q, s.backend.rules().name.to_string(), Some(taken), vec![]));
             continue;
         }
-        let need = LayerNeed { block_size, ..q.need.clone() };
+        let need = LayerNeed { block_size: options.block_size, ..q.need.clone() };
         let fits = |b: &&Arc<dyn DynBackend>| reasons(*b, &need).is_empty();
         let backends: Vec<_> = question.registry.iter().filter(fits).cloned().collect();
         if backends.is_empty() {
@@ -128,6 +134,10 @@ fn subjects(
             let layers = format!("layers of {}", q.what);
             select(&question.registry, &layers, &need, &BackendRequest::default())?;
         }
+        let backends = match layout {
+            Some(layout) => readers(backends, layout, options)?,
+            None => backends,
+        };
         let name = format!("layer {i}");
         let layer = Layer { name, need: q.need.clone(), cache: q.cache.clone() };
         subjects.push(Subject { question: q, layer, backends, candidates: vec![] });
@@ -142,17 +152,26 @@ fn subjects(
     }
 }
 
-/// A kind of layer that isn't measured, in words.
-fn unmeasured(need: &LayerNeed) -> Option<&'static str> {
-    match need.kind {
-        KindTag::StateSpace => Some("states"),
-        _ if !need.has_cache => Some("layers without a cache"),
-        _ if need.attn_type == AttnType::EncoderDecoder => Some("cross-attention layers"),
-        _ if need.use_rswa => Some("R-SWA layers"),
-        _ if need.use_chunked_local => Some("chunked layers"),
-        _ if need.use_non_causal => Some("non-causal layers"),
-        _ => None,
+/// Those that read the cache in this layout.
+fn readers(
+    backends: Vec<Arc<dyn DynBackend>>,
+    layout: KvCacheLayout,
+    options: &EngineOptions,
+) -> Result<Vec<Arc<dyn DynBackend>>, CliError> {
+    let (read, others): (Vec<_>, Vec<_>) =
+        backends.into_iter().partition(|b| b.rules().kv_cache_layouts.contains(&layout));
+    if !read.is_empty() {
+        return Ok(read);
     }
+    let reads = |b: &Arc<dyn DynBackend>| {
+        let names: Vec<_> = b.rules().kv_cache_layouts.iter().map(|l| l.name()).collect();
+        format!("{} reads {}", b.rules().name, names.join(", "))
+    };
+    Err(CliError::Startup(StartupError::Option {
+        option: "--kv-layout",
+        value: options.kv_layout.clone().unwrap_or_default(),
+        why: format!("no backend reads it: {}", others.iter().map(reads).collect::<Vec<_>>().join("; ")),
+    }))
 }
 
 /// Instruction sets to try, strongest first; none on a device without.
@@ -179,26 +198,31 @@ fn block_sizes(
     options: &EngineOptions,
     subjects: &[Subject<'_>],
     device: &OpenDevice,
-) -> Vec<usize> {
+) -> Result<Vec<usize>, CliError> {
     if let Some(size) = options.block_size {
-        return vec![size];
+        return Ok(vec![size]);
     }
     if !args.block_sizes.is_empty() {
         let mut sizes: Vec<usize> = vec![];
         for size in &args.block_sizes {
+            if let Some(s) = subjects.iter().find(|s| !s.takes(*size)) {
+                let rules = s.backends.iter().map(|b| b.rules());
+                return Err(block_size_error_of("--block-sizes", *size, rules).into());
+            }
             if !sizes.contains(size) {
                 sizes.push(*size);
             }
         }
-        return sizes;
+        return Ok(sizes);
     }
     if !device.place.is_host() {
-        return vec![];
+        return Ok(vec![]);
     }
     let firsts = subjects.iter().filter_map(|s| s.backends.first());
     let preferred = firsts.map(|b| b.rules().preferred_block_size(DEFAULT_BLOCK_SIZE)).max();
     let preferred = preferred.unwrap_or(DEFAULT_BLOCK_SIZE);
-    std::iter::once(preferred).chain(BLOCK_SIZES.into_iter().filter(|b| *b != preferred)).collect()
+    let all = std::iter::once(preferred).chain(BLOCK_SIZES.into_iter().filter(|b| *b != preferred));
+    Ok(all.filter(|size| subjects.iter().all(|s| s.takes(*size))).collect())
 }
 
 /// Bytes of the pool, and the batches that fit into the memory for it: half of what is free on the host, 60 % elsewhere.
@@ -238,6 +262,12 @@ fn profile(
 }
 
 impl Subject<'_> {
+    /// Whether any of its backends takes blocks of this size.
+    fn takes(&self, block_size: usize) -> bool {
+        let need = LayerNeed { block_size: Some(block_size), ..self.question.need.clone() };
+        self.backends.iter().any(|b| reasons(b, &need).is_empty())
+    }
+
     fn profile(&self) -> LayerProfile {
         profile(self.question, String::new(), None, self.candidates.clone())
     }
@@ -251,9 +281,32 @@ fn quickest<'a>(all: &'a [Candidate], setting: &Setting, class: Class) -> Option
 }
 
 /// The setting that is best so far.
-fn best(subjects: &[Subject<'_>], weights: &Weights) -> Setting {
+fn best(subjects: &[Subject<'_>], weights: &Weights) -> Result<Setting, CliError> {
     let mut layers: Vec<LayerProfile> = subjects.iter().map(Subject::profile).collect();
-    choose(&mut layers, weights)
+    chosen(&mut layers, weights)
+}
+
+/// Chooses the setting, and a backend for each layer that was measured.
+///
+/// # Errors
+/// A layer without one, with what is against it.
+pub fn chosen(layers: &mut [LayerProfile], weights: &Weights) -> Result<Setting, CliError> {
+    let setting = choose(layers, weights);
+    let Some(lost) = layers.iter().find(|l| l.not_measured.is_none() && l.backend.is_empty()) else {
+        return Ok(setting);
+    };
+    let left = lost.candidates.iter().filter_map(|c| Some(format!("{}: {}", c.backend, c.left.as_ref()?)));
+    let left: Vec<String> = left.collect();
+    let why = if !left.is_empty() {
+        left.join("; ")
+    } else if lost.candidates.is_empty() {
+        "none takes it in these settings".into()
+    } else if lost.candidates.iter().all(|c| c.score.is_none()) {
+        "no batch is left of a class that --weights counts".into()
+    } else {
+        "no instruction set and block size was measured for all layers".into()
+    };
+    Err(CliError::Usage(format!("{}: no backend could be measured: {why}", lost.what)))
 }
 
 impl Run<'_> {
@@ -293,7 +346,7 @@ impl Run<'_> {
         device: &mut OpenDevice,
         pool: &mut Pool,
     ) -> Result<(), CliError> {
-        let setting = best(subjects, weights);
+        let setting = best(subjects, weights)?;
         if let Some(level) = &setting.instruction_set {
             device.lower_attention_isa(level)?;
         }
@@ -356,7 +409,7 @@ impl Run<'_> {
                     }
                     out.figures.push(f);
                 }
-                Err(e) => out.left = Some(e.to_string()),
+                Err(e) => out.left = Some(plain(&e.to_string())),
             }
             self.bar.inc(1);
             if out.left.is_some() {
@@ -386,7 +439,11 @@ impl Run<'_> {
             median_us: us(m.timing.median),
             min_us: us(m.timing.min),
             max_us: us(m.timing.max),
-            share_of_ceiling: m.least.map(|least| (least / m.timing.median * 1e4).round().max(1.0) / 1e4),
+            // Beyond the largest it says nothing of the kernel.
+            share_of_ceiling: m
+                .least
+                .map(|least| (least / m.timing.median * 1e4).round().max(1.0) / 1e4)
+                .filter(|share| *share <= LARGEST_SHARE),
         })
     }
 }
@@ -443,7 +500,7 @@ mod tests {
         let mut device = devices::open(&options)?;
         let model = headway_testkit::testdata::model_dir("tiny-llama").unwrap();
         let question = Question::of(&model, &options, &device)?;
-        let (mut subjects, rest) = subjects(&question, None)?;
+        let (mut subjects, rest) = subjects(&question, &options)?;
         let names = |s: &Subject<'_>| -> Vec<String> {
             s.backends.iter().map(|b| b.rules().name.to_string()).collect()
         };
@@ -477,7 +534,18 @@ mod tests {
         assert!(tried(vec![measured("CPU_ATTN", 10.0, 100.0), measured("OTHER", 20.0, 200.0)])?.is_empty());
         // What was given up or failed is no part.
         let failed = Candidate { left: Some("failed".into()), ..measured("OTHER", 1.0, 200.0) };
-        assert!(tried(vec![measured("CPU_ATTN", 10.0, 100.0), failed])?.is_empty());
+        assert!(tried(vec![measured("CPU_ATTN", 10.0, 100.0), failed.clone()])?.is_empty());
+        // Nothing to choose from is an error with its reasons, and no setting.
+        let why = |candidates: Vec<Candidate>, weights: &Weights| {
+            let of = |s: &Subject<'_>| LayerProfile { candidates: candidates.clone(), ..s.profile() };
+            chosen(&mut [of(&subjects[0])], weights).unwrap_err().to_string()
+        };
+        assert!(why(vec![], &weights).ends_with("none takes it in these settings"));
+        let failed = Candidate { figures: vec![], ..failed };
+        assert!(why(vec![failed], &weights).ends_with("could be measured: OTHER: failed"));
+        let mixed: Weights = "mixed=1".parse().unwrap();
+        let e = why(vec![measured("OTHER", 1.0, 1.0)], &mixed);
+        assert!(e.ends_with("of a class that --weights counts"), "{e}");
         Ok(())
     }
 }

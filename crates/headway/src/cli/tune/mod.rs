@@ -14,7 +14,7 @@ use clap::Args;
 use headway_attention::Registry;
 use headway_engine::{
     runner::{StartupError, devices},
-    tuning::{Profile, Question, TUNED, Weights, choose, now},
+    tuning::{LayerProfile, Profile, Question, Setting, TUNED, Weights, now},
 };
 use serde_json::json;
 use std::{io::Write, process::ExitCode};
@@ -22,11 +22,14 @@ use std::{io::Write, process::ExitCode};
 /// `headway tune`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Every backend that takes a layer is timed on batches of decodes, on prompts, and on both, layer by layer, no weights
-loaded; on the CPU in each instruction set and block size too. A backend's score is the weighted geometric mean of its
-times, each over the quickest backend's for that batch; the least wins, and what would be taken anyway stays unless
-another is 2 % better. All figures are kept in the profile, which holds for this machine, these versions, and layers of
-this shape, whatever the model is called.
+Every backend that takes a layer is timed on batches of decodes, on prompts, and on both, layer by layer, no weights \
+loaded; on the CPU in each instruction set and block size too.
+
+A backend's score is the weighted geometric mean of its times, each over the quickest backend's for that batch; the \
+least wins, and what would be taken anyway stays unless another is 2 % better.
+
+All figures are kept in the profile, which holds for this machine, these versions, and layers of this shape, whatever \
+the model is called.
 
 Examples:
   headway tune --model ./SmolLM2-135M-Instruct
@@ -55,9 +58,9 @@ pub struct TuneArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     instruction_sets: Vec<String>,
     /// Samples of each time.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = parse::at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = parse::repetitions)]
     repetitions: usize,
-    /// One JSON object: the profile's file and the profile.
+    /// One JSON object: the profile's file, the profile, and what each layer's choice can't be told from.
     #[arg(long)]
     json: bool,
     /// The engine; --profile is the file that is written.
@@ -76,6 +79,15 @@ pub fn run(args: &TuneArgs, registry: Registry) -> Result<ExitCode, CliError> {
             why: "tune measures all that fit; leave it out".into(),
         }));
     }
+    if let Some(value) = args.engine.backend_per_kind.clone().filter(|_| !options.backend_per_kind.is_empty())
+    {
+        return Err(CliError::Startup(StartupError::Option {
+            option: "--backend-per-kind",
+            value,
+            why: "tune measures all that fit; leave it out, and give it with --attention-backend tuned"
+                .into(),
+        }));
+    }
     if let Some((name, _)) = options.backend_config.iter().next() {
         let why =
             format!("tune measures {name} as it is without a [backend.{name}] table; leave the file out");
@@ -91,18 +103,28 @@ pub fn run(args: &TuneArgs, registry: Registry) -> Result<ExitCode, CliError> {
     let measured = measure::run(args, &options, &question, &mut device)?;
     let mut profile = Profile::new(&question.here, now(), args.weights, measured.layers);
     profile.kv_layout = question.kv_layout.clone();
-    profile.setting = choose(&mut profile.layers, &args.weights);
-    let lost = profile.layers.iter().find(|l| l.not_measured.is_none() && l.backend.is_empty());
-    if let Some(l) = lost {
-        let why: Vec<_> = l.candidates.iter().filter_map(|c| Some((c, c.left.as_ref()?))).collect();
-        let why: Vec<_> = why.iter().map(|(c, why)| format!("{}: {why}", c.backend)).collect();
-        return Err(CliError::Usage(format!("{}: no backend could be measured: {}", l.what, why.join("; "))));
-    }
+    profile.setting = measure::chosen(&mut profile.layers, &args.weights)?;
     profile.write(&file).map_err(StartupError::from)?;
     let mut out = std::io::stdout().lock();
     match args.json {
-        true => writeln!(out, "{}", json!({ "file": file, "profile": profile }))?,
+        true => {
+            let within: Vec<_> = profile.layers.iter().map(|l| within_spread(l, &profile.setting)).collect();
+            writeln!(out, "{}", json!({ "file": file, "profile": profile, "within_spread": within }))?;
+        }
         false => text::print(&mut out, &question, &profile, &measured.ceilings, &file)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The candidates that a layer's choice can't be told from.
+fn within_spread(layer: &LayerProfile, setting: &Setting) -> Vec<serde_json::Value> {
+    let all = layer.within_spread(setting).into_iter();
+    all.map(|c| {
+        json!({
+            "backend": c.backend,
+            "instruction_set": c.setting.instruction_set,
+            "block_size": c.block_size,
+        })
+    })
+    .collect()
 }

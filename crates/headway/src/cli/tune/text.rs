@@ -23,6 +23,10 @@ pub fn print(
             Some(why) => writeln!(out, "  {}: {why}", layer.backend)?,
             None => writeln!(out, "{}", table(layer, profile))?,
         }
+        let within: Vec<String> = layer.within_spread(&profile.setting).into_iter().map(named).collect();
+        if !within.is_empty() {
+            writeln!(out, "  within the spread of its samples: {}", within.join("; "))?;
+        }
     }
     let chosen = profile.setting.to_string();
     let setting = if chosen.is_empty() { chosen } else { format!(" in {chosen}") };
@@ -40,6 +44,12 @@ pub fn print(
         w.mixed,
         file.display()
     )
+}
+
+/// A candidate in words.
+fn named(c: &Candidate) -> String {
+    let isa = c.setting.instruction_set.as_ref().map(|i| format!(" in {i}")).unwrap_or_default();
+    format!("{}{isa}, blocks of {}", c.backend, c.block_size)
 }
 
 fn layers(n: usize) -> String {

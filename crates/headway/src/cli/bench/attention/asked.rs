@@ -158,6 +158,12 @@ impl<'a> Bench<'a> {
         }
     }
 
+    /// Of several, the backends that nothing is to be measured of.
+    pub fn without(&self, runs: &[Run<'_>]) -> Vec<&str> {
+        let names = self.backends.iter().map(|(b, _)| &*b.rules().name).filter(|_| self.is_several());
+        names.filter(|name| runs.iter().all(|run| run.backend.rules().name != *name)).collect()
+    }
+
     /// Thread counts to open the device with.
     pub fn threads(&self) -> Vec<Option<usize>> {
         let processors = std::thread::available_parallelism().map_or(1, Into::into);

@@ -29,6 +29,12 @@ use regex::Regex;
 use std::{io::Write, path::PathBuf};
 
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  headway bench attention --filter 'decode_.* 32/8/128 bf16'
+  headway bench attention --backend all --plot shares.svg
+  headway bench attention --device cuda:0 --backend FLASHINFER,FLASH_ATTN --json > lines.jsonl
+  headway bench attention --backend all --plot shares.svg --marks lines.jsonl")]
 pub struct AttentionArgs {
     /// cpu, cuda or cuda:N. [default: cpu]
     #[arg(long, env = "HEADWAY_DEVICE")]
@@ -100,6 +106,9 @@ pub fn run(args: &AttentionArgs, registry: &Registry) -> Result<(), CliError> {
         return paced::run(&bench);
     }
     let runs = bench.runs()?;
+    for name in bench.without(&runs) {
+        note!("headway: left out: {name}: no case is for its kind of layer and matches --filter");
+    }
     // Before minutes of measuring: what the plot is to show, and where.
     let marks = args.marks.as_deref().map(Marks::read).transpose()?;
     if let Some(path) = &args.plot {
@@ -180,6 +189,14 @@ pub fn run(args: &AttentionArgs, registry: &Registry) -> Result<(), CliError> {
     }
     if let Some(path) = &args.plot {
         plot::write(path, &lines, marks.as_ref())?;
+        if let (Some(file), Some(marks)) = (&args.marks, &marks)
+            && !lines.iter().any(|l| marks.of(l).is_some())
+        {
+            note!(
+                "headway: --marks {}: none is of a backend, case, heads and types that were measured",
+                file.display()
+            );
+        }
     }
     if !left_out.is_empty() {
         let all = left_out.join(", ");

@@ -64,7 +64,8 @@ impl Marks {
         lines.map(mark).collect::<Result<_, _>>().map(Self)
     }
 
-    fn of(&self, l: &Line) -> Option<f64> {
+    /// The mark of a line.
+    pub fn of(&self, l: &Line) -> Option<f64> {
         let is = |m: &&Mark| {
             let coded = m.kv_cache_dtype.as_deref().filter(|t| t.starts_with("fp8"));
             m.backend == l.backend

@@ -35,10 +35,11 @@ pub fn keys(lines: &[Line]) -> Vec<Key<'_>> {
 
 /// A table of keys and values, and one of latents, which other backends compute.
 pub fn tables(lines: &[Line]) -> String {
-    let mut out = String::new();
+    let (mut out, mut raced) = (String::new(), false);
     for latent in [false, true] {
         let of_kind = |l: &&Line| l.class.is_latent() == latent;
         let backends = distinct(lines.iter().filter(of_kind).map(|l| l.backend.as_str()));
+        raced |= backends.len() > 1;
         if !backends.is_empty() {
             let keys: Vec<_> = keys(lines).into_iter().filter(|k| k.0.is_latent() == latent).collect();
             // Writing into a string can't fail.
@@ -48,7 +49,8 @@ pub fn tables(lines: &[Line]) -> String {
     if !out.is_empty() {
         let cache = lines.iter().find_map(Line::coded_cache);
         let cache = cache.map(|c| format!("; {c} cache")).unwrap_or_default();
-        out += &format!("us of a call and its share of the ceiling; * is the quickest{cache}\n");
+        let quickest = if raced { "; * is the quickest" } else { "" };
+        out += &format!("us of a call and its share of the ceiling{quickest}{cache}\n");
     }
     out
 }
@@ -123,6 +125,9 @@ mod tests {
         // Alone it is no quickest.
         assert_eq!(rows[4], ["write_1", "1/1/8", "bf16", "1.00", "10%", "-", "-"]);
         assert_eq!(rows[7], ["mla_decode", "1/1/8", "bf16", "500.0", "90%"]);
+        assert!(text.ends_with("; * is the quickest\n"), "{text}");
+        // Nothing to be quicker than.
+        assert!(!tables(&lines[5..]).contains('*'));
         assert_eq!(tables(&[]), "");
     }
 }

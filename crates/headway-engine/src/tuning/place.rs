@@ -150,6 +150,21 @@ mod tests {
     use super::{super::profile::tests::profile, *};
 
     #[test]
+    fn a_file_is_replaced_as_a_whole_and_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("made").join("p.json");
+        assert!(matches!(Profile::read(&path), Err(TuningError::Missing { .. })));
+        let mut p = profile();
+        p.write(&path).unwrap();
+        p.measured = "2026-12-01T00:00:00Z".into();
+        p.write(&path).unwrap();
+        assert_eq!(Profile::read(&path).unwrap(), p);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        assert!(matches!(Profile::read(folder.path()), Err(TuningError::File { .. })));
+        assert!(matches!(p.write(&path.join("below a file")), Err(TuningError::File { .. })));
+    }
+
+    #[test]
     fn a_profile_replaces_profiles_alone() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);

@@ -155,6 +155,10 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
     for (args, part) in cases {
         run([&["bench"], args].concat()).refused(&[part]);
     }
+    // Ids are printed.
+    let all = include_str!("../../src/cli/bench/cases.json");
+    std::fs::write(file, all.replacen("\"decode_b1", "\"decode\\u001bb1", 1)).unwrap();
+    run(["bench", "attention", "--cases", file]).refused(&["cases.json: id ", "has control characters"]);
 }
 
 #[test]

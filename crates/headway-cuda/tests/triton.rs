@@ -65,19 +65,34 @@ fn kernel(folder: &Path, kind: FormKind, code: &[u8]) -> TritonEntry {
         arch: "sm_90a".into(),
         rows: form.rows(),
         keys: form.keys(),
-        num_warps: 4,
-        num_stages: 3,
+        num_warps: form.warps(),
+        num_stages: 1,
         shared: 4096,
         arguments: form.arguments(),
         triton: TRITON.into(),
-        recipe: recipe(),
+        recipe: recipe().into(),
         bytes: code.len() as u64,
         sha256: sum(code),
+        sum: String::new(),
     }
+    .sealed()
 }
 
-/// What opening a kernel says after `change`.
+/// What opening a kernel says after `change`, in a manifest that was written so.
 fn refused(code: &[u8], change: impl FnOnce(&Path, &mut TritonEntry), arch: Option<&str>) -> TritonError {
+    let sealed = |path: &Path, entry: &mut TritonEntry| {
+        change(path, entry);
+        *entry = entry.clone().sealed();
+    };
+    refused_as_is(code, sealed, arch)
+}
+
+/// [`refused`] in a manifest that was changed later.
+fn refused_as_is(
+    code: &[u8],
+    change: impl FnOnce(&Path, &mut TritonEntry),
+    arch: Option<&str>,
+) -> TritonError {
     let dir = tempfile::tempdir().unwrap();
     let mut entry = kernel(dir.path(), FormKind::FewRows, code);
     change(&dir.path().join(entry.file.clone()), &mut entry);
@@ -152,6 +167,66 @@ fn files_that_are_not_what_the_manifest_says() {
 }
 
 #[test]
+fn launches_are_what_was_built() {
+    let right = cubin(190, "paged_attention");
+    for change in [
+        (|e| e.shared = 0) as fn(&mut TritonEntry),
+        |e| e.num_stages = 4,
+        |e| e.keys = 16,
+        |e| e.sha256.clear(),
+        // As before there were sums.
+        |e| e.sum.clear(),
+    ] {
+        let e = refused_as_is(&right, |_, entry| change(entry), None);
+        assert!(matches!(e, TritonError::Changed { .. }), "{e}");
+        says(&e, &["its entry in triton.json was changed", "headway kernels build triton"]);
+    }
+}
+
+#[test]
+fn what_is_no_plain_file_is_never_opened() {
+    let right = cubin(190, "paged_attention");
+    let e = refused(
+        &right,
+        |path, _| {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        },
+        None,
+    );
+    assert!(matches!(e, TritonError::NotFile { .. }), "{e}");
+    // Reading a pipe that nobody writes to has no end.
+    let pipe = |path: &Path, _: &mut TritonEntry| {
+        fs::remove_file(path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let e = refused(&right, pipe, None);
+    assert!(matches!(e, TritonError::NotFile { .. }), "{e}");
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(TRITON_MANIFEST)).unwrap();
+    assert!(matches!(TritonFolder::open(dir.path()), Err(TritonError::NotFile { .. })));
+}
+
+#[test]
+fn files_are_looked_for_without_being_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let kernels = WANT.kinds().iter().map(|&kind| kernel(dir.path(), kind, &cubin(190, kind.function())));
+    let kernels: Vec<_> = kernels.collect();
+    let manifest = TritonManifest { kernels: kernels.clone(), ..TritonManifest::default() };
+    fs::write(dir.path().join(TRITON_MANIFEST), manifest.write()).unwrap();
+    let folder = TritonFolder::open(dir.path()).unwrap();
+    assert_eq!(folder.lies(&WANT), Ok(()));
+    let last = dir.path().join(&kernels[3].file);
+    // What it holds is for when it is loaded.
+    fs::write(&last, vec![0; kernels[3].bytes as usize]).unwrap();
+    assert_eq!(folder.lies(&WANT), Ok(()));
+    fs::write(&last, "cut").unwrap();
+    assert!(matches!(folder.lies(&WANT), Err(TritonError::Length { found: 3, .. })));
+    fs::remove_file(&last).unwrap();
+    assert_eq!(folder.lies(&WANT), Err(TritonError::Missing { path: last }));
+}
+
+#[test]
 fn kernels_for_others() {
     let right = cubin(190, "paged_attention");
     let e = refused(&right, |_, _| {}, Some("sm_80"));
@@ -177,6 +252,18 @@ fn kernels_for_others() {
     assert!(matches!(e, TritonError::Arguments { .. }), "{e}");
     let e = refused(&right, |_, entry| entry.function = "merge_parts".into(), None);
     assert!(matches!(e, TritonError::Arguments { .. }), "{e}");
+    // What selection takes for not built is named with why.
+    for (change, what) in [
+        ((|e| e.recipe = "0123".into()) as fn(&mut TritonEntry), "recipe 0123"),
+        (|e| e.rows = 32, "tiles of 32 rows, here of 16"),
+        (|e| e.keys = 256, "256 keys a step, here 128"),
+        (|e| e.num_warps = 8, "8 warps a block, here 4"),
+        (|e| e.num_stages = 6, "6 stages, here up to 5"),
+    ] {
+        let e = refused(&right, |_, entry| change(entry), None);
+        assert!(matches!(e, TritonError::Sources { .. }), "{e}");
+        says(&e, &["built of other sources", what, "build it again"]);
+    }
 }
 
 #[test]
@@ -199,6 +286,15 @@ fn manifests_that_are_none() {
         (with(&|e| e.file = "/x.cubin".into()), "no file name"),
         (with(&|e| e.num_warps = 64), "64 warps"),
         (with(&|e| e.shared = u32::MAX), "bytes of shared memory"),
+        (with(&|e| e.num_stages = 0), "in 0 stages"),
+        (with(&|e| e.dtype = "\u{1b}[2J".into()), "control characters in \"\\u{1b}[2J\""),
+        (with(&|e| e.arguments = vec!["\r".into()]), "control characters"),
+        (r#"{"format": 1, "kernels": [], "\u001b[2J": 1}"#.into(), "unknown field `\\u{1b}[2J`"),
+        (
+            TritonManifest { kernels: vec![entry.clone(), entry.clone()], ..TritonManifest::default() }
+                .write(),
+            "it lists triton-merge-bfloat16-d64-sm_90a.cubin twice",
+        ),
     ] {
         let file = dir.path().join(TRITON_MANIFEST);
         fs::write(&file, text).unwrap();

@@ -29,8 +29,8 @@ pub(super) fn load<T>(
     })
 }
 
-/// Why no kernels serve a layer on a device of this capability: they are not built, or take more shared memory than a block
-/// has there.
+/// Why no kernels serve a layer on a device of this capability: they are not built, their files are not there any more, or
+/// they take more shared memory than a block has there. No file is opened.
 pub(super) fn not_built(
     installed: &Result<TritonFolder, TritonError>,
     want: &TritonWant<'_>,
@@ -42,6 +42,12 @@ pub(super) fn not_built(
     };
     if !folder.has(want) {
         return Some(format!("not built: run {}", want.command()).into());
+    }
+    match folder.lies(want) {
+        Ok(()) => {}
+        Err(e @ TritonError::File { .. }) => return Some(e.to_string().into()),
+        // It ends with the command, which lacks what to build.
+        Err(e) => return Some(format!("{e}{}", want.options()).into()),
     }
     let capability = capability?;
     let most = shared_per_block((capability.0, capability.1))?;
@@ -66,6 +72,7 @@ pub(super) mod tests {
         want: TritonWant<'_>,
         change: impl Fn(&mut TritonEntry),
     ) -> (tempfile::TempDir, Result<TritonFolder, TritonError>) {
+        let dir = tempfile::tempdir().unwrap();
         let kernels = want.kinds().iter().map(|&kind| {
             let form = want.form(kind);
             let mut entry = TritonEntry {
@@ -78,19 +85,20 @@ pub(super) mod tests {
                 arch: "sm_90a".into(),
                 rows: form.rows(),
                 keys: form.keys(),
-                num_warps: 4,
+                num_warps: form.warps(),
                 num_stages: 1,
                 shared: 0,
                 arguments: form.arguments(),
                 triton: TRITON.into(),
-                recipe: recipe(),
+                recipe: recipe().into(),
                 bytes: 1,
                 sha256: String::new(),
+                sum: String::new(),
             };
             change(&mut entry);
-            entry
+            std::fs::write(dir.path().join(&entry.file), "x").unwrap();
+            entry.sealed()
         });
-        let dir = tempfile::tempdir().unwrap();
         let manifest = TritonManifest { kernels: kernels.collect(), ..TritonManifest::default() };
         std::fs::write(dir.path().join(TRITON_MANIFEST), manifest.write()).unwrap();
         let folder = TritonFolder::open(dir.path());

@@ -9,6 +9,20 @@ pub struct Arch {
 }
 
 impl Arch {
+    /// Those that kernels are built for ahead of time, oldest first.
+    pub const KNOWN: [Self; 10] = [
+        Self::of((8, 0)),
+        Self::of((8, 6)),
+        Self::of((8, 7)),
+        Self::of((8, 9)),
+        Self::of((9, 0)),
+        Self::of((10, 0)),
+        Self::of((10, 3)),
+        Self::of((11, 0)),
+        Self::of((12, 0)),
+        Self::of((12, 1)),
+    ];
+
     /// Of a device's compute capability.
     pub const fn of(capability: (u32, u32)) -> Self {
         Self { capability }

@@ -21,17 +21,26 @@ use std::{
 
 /// Bytes of shared memory that a block has without asking.
 const SHARED_UNASKED: u32 = 48 << 10;
+/// The most parameters of a launch by words.
+pub(crate) const MOST_WORDS: usize = 32;
 
 /// What is loaded already, and the compiler for the rest.
 pub struct Loaded {
     compiler: Compiler,
     modules: RefCell<HashMap<(&'static str, Defines), Arc<CudaModule>>>,
     kernels: RefCell<HashMap<KernelSpec, Arc<Kernel>>>,
+    /// What was compiled elsewhere, by a hash of its code and launch.
+    compiled: RefCell<HashMap<String, Arc<Kernel>>>,
 }
 
 impl Loaded {
     pub(crate) fn new(compiler: Compiler) -> Self {
-        Self { compiler, modules: RefCell::default(), kernels: RefCell::default() }
+        Self {
+            compiler,
+            modules: RefCell::default(),
+            kernels: RefCell::default(),
+            compiled: RefCell::default(),
+        }
     }
 }
 
@@ -63,11 +72,21 @@ impl CudaExec {
         Ok(kernel)
     }
 
-    /// A kernel out of machine code that was compiled elsewhere; `spec` names it in errors.
+    /// A kernel out of machine code that was compiled elsewhere, loaded once for every layer: `code` is called where none was
+    /// loaded by this hash. `spec` names it in errors.
     ///
     /// # Errors
-    /// Code for other devices; no such function; the driver's.
-    pub(crate) fn compiled(&self, code: Vec<u8>, spec: KernelSpec) -> Result<Kernel> {
+    /// What `code` says; code for other devices; no such function; the driver's.
+    pub(crate) fn compiled<E: From<CudaError>>(
+        &self,
+        hash: &str,
+        spec: KernelSpec,
+        code: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Arc<Kernel>, E> {
+        if let Some(kernel) = self.kernels.compiled.borrow().get(hash) {
+            return Ok(Arc::clone(kernel));
+        }
+        let code = code()?;
         let bytes = code.len();
         let module = self
             .context()
@@ -76,7 +95,9 @@ impl CudaExec {
         let function = module
             .load_function(spec.entry)
             .map_err(|e| CudaError::driver(format!("finding {} in {}", spec.entry, spec.file), e))?;
-        Ok(Kernel { function, spec, shared: AtomicU32::new(SHARED_UNASKED) })
+        let kernel = Arc::new(Kernel { function, spec, shared: AtomicU32::new(SHARED_UNASKED) });
+        self.kernels.compiled.borrow_mut().insert(hash.to_owned(), Arc::clone(&kernel));
+        Ok(kernel)
     }
 
     fn module(&self, spec: &KernelSpec) -> Result<Arc<CudaModule>> {
@@ -148,7 +169,7 @@ impl Kernel {
     /// [`Kernel::launch`] of a kernel with several parameters of up to 8 bytes: each lies in the first bytes of its word.
     ///
     /// # Errors
-    /// As [`Kernel::launch`].
+    /// More words than [`MOST_WORDS`]; as [`Kernel::launch`].
     ///
     /// # Safety
     /// As [`Kernel::launch`]; there are as many words as the kernel has parameters.
@@ -160,9 +181,17 @@ impl Kernel {
         shared_bytes: u32,
         words: &[u64],
     ) -> Result<()> {
-        let mut params: Vec<_> = words.iter().map(|w| std::ptr::from_ref(w).cast_mut().cast()).collect();
+        let mut params = [std::ptr::null_mut(); MOST_WORDS];
+        let Some(params) = params.get_mut(..words.len()) else {
+            return Err(CudaError::Argument(format!(
+                "{}: {} parameters: {MOST_WORDS} are the most",
+                self.spec.entry,
+                words.len()
+            )));
+        };
+        params.iter_mut().zip(words).for_each(|(p, w)| *p = std::ptr::from_ref(w).cast_mut().cast());
         // SAFETY: the caller's promise.
-        unsafe { self.queue(cx, grid, block, shared_bytes, &mut params) }
+        unsafe { self.queue(cx, grid, block, shared_bytes, params) }
     }
 
     /// # Safety

@@ -16,6 +16,8 @@ mod specs;
 pub mod state_space;
 pub mod triton;
 
+#[cfg(test)]
+pub(crate) use kernel::MOST_WORDS;
 pub use kernel::{Kernel, Loaded};
 pub(crate) use params::kernel_params;
 pub use specs::specs;

@@ -161,11 +161,20 @@ impl ModuleFolder {
         lock.lock().map_err(wrong)?;
         *self = Self::open(&self.path)?;
         f(&mut self.manifest);
-        let mut beside = tempfile::NamedTempFile::new_in(&self.path).map_err(wrong)?;
-        io::Write::write_all(&mut beside, self.manifest.write().as_bytes()).map_err(wrong)?;
-        beside.persist(&file).map_err(|e| wrong(e.error))?;
-        Ok(())
+        replace(&file, &self.manifest.write()).map_err(wrong)
     }
+}
+
+/// Puts a text in a file's place as a whole, with the mode that any new file gets: a folder may serve several users.
+pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
+    let mut beside = tempfile::Builder::new();
+    // The umask takes its part of it.
+    #[cfg(unix)]
+    beside.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut beside = beside.tempfile_in(file.parent().unwrap_or(Path::new(".")))?;
+    io::Write::write_all(&mut beside, text.as_bytes())?;
+    beside.persist(file).map_err(|e| e.error)?;
+    Ok(())
 }
 
 /// In hexadecimal digits.

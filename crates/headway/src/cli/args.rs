@@ -60,7 +60,7 @@ pub enum Command {
     Bench(Box<super::bench::BenchArgs>),
     /// Measure the attention backends on a model's own layers, and keep which is quickest for --attention-backend tuned.
     Tune(Box<super::tune::TuneArgs>),
-    /// Build modules of other projects' kernels (FlashInfer's), and list them.
+    /// Build or fetch attention kernels (headway's own in Triton, FlashInfer's, vLLM's), and list them.
     Kernels(super::kernels::KernelsArgs),
     /// Fetch a model and say where it lies.
     Pull(PullArgs),

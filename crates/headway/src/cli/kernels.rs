@@ -1,4 +1,5 @@
-//! `headway kernels`: modules of other projects' kernels, built from their packages, taken out of them, and listed.
+//! `headway kernels`: headway's own kernels in Triton, compiled; other projects', built from their packages or taken out of
+//! them; and what is there, listed.
 
 mod fetch;
 mod triton;
@@ -29,11 +30,11 @@ pub struct KernelsArgs {
 
 #[derive(Subcommand, Debug)]
 enum KernelsCommand {
-    /// Compile modules of another project's kernels; no GPU is needed.
+    /// Compile headway's own kernels in Triton, or another project's from its package; no GPU is needed.
     Build(Box<BuildArgs>),
     /// Take compiled kernels out of another project's package.
     Fetch(fetch::FetchArgs),
-    /// The modules that are there, and what each is for.
+    /// The kernels that are there, and what each is for.
     List(ListArgs),
 }
 

@@ -2,7 +2,7 @@
 //! files that hold a function and nothing else.
 
 use super::support::{Run, finish, headway};
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 use tempfile::TempDir;
 
 const TRITON: &str = r#"
@@ -98,6 +98,11 @@ fn kernels_are_built_listed_and_left_alone() {
     assert_eq!(of("merge")["arguments"].as_array().unwrap().len(), 10);
     let table = kernels(&folder, &["list"]).fine().out;
     assert!(table.contains("KERNEL") && table.contains("many_rows") && !table.contains("KIND"), "{table}");
+    // A folder may serve several users: the manifest has the mode that any file gets.
+    let mode = |file: &Path| fs::metadata(file).unwrap().permissions().mode() & 0o777;
+    let plain = packages.path().join("plain");
+    fs::write(&plain, "").unwrap();
+    assert_eq!([mode(&folder.join("triton.json")), mode(&file)], [mode(&plain); 2]);
     // Nothing of the build is left but the kernels.
     let left = fs::read_dir(&folder).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
     assert!(left.into_iter().all(|f| f.ends_with(".cubin") || f == "triton.json" || f.ends_with(".lock")));
@@ -114,6 +119,31 @@ fn kernels_are_built_listed_and_left_alone() {
     assert!(bad.out.contains("cut off or was replaced") && bad.out.contains("many_rows"), "{}", bad.out);
     let mended = build(&folder, &packages, &["--head-size", "64", "--json"]).fine().object();
     assert_eq!(mended["built"].as_array().unwrap().len(), 1);
+    // One again: a launch that the kernel was not compiled for.
+    let manifest = folder.join("triton.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replacen("\"shared\": 120000", "\"shared\": 0", 1)).unwrap();
+    let bad = kernels(&folder, &["list", "--check"]);
+    assert!(bad.code == Some(1) && bad.out.contains("its entry in triton.json was changed"), "{}", bad.out);
+    let mended = build(&folder, &packages, &["--head-size", "64"]).fine();
+    assert!(mended.err.contains("compiling 1 kernel for sm_80 with Triton 3.6.0"), "{}", mended.err);
+    assert_eq!(fs::read_to_string(&manifest).unwrap(), text);
+    kernels(&folder, &["list", "--check"]).fine();
+    // And one of other sources.
+    fs::write(&manifest, text.replacen("\"recipe\": \"", "\"recipe\": \"0", 1)).unwrap();
+    let bad = kernels(&folder, &["list", "--check"]);
+    assert!(bad.code == Some(1) && bad.out.contains("built of other sources (recipe 0"), "{}", bad.out);
+}
+
+#[test]
+fn a_pipe_in_a_kernels_place_is_not_waited_for() {
+    let (packages, home) = (packages("3.6.0"), TempDir::new().unwrap());
+    build(home.path(), &packages, &["--head-size", "64"]).fine();
+    let file = home.path().join("triton-merge-bfloat16-d64-sm_80.cubin");
+    fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let bad = kernels(home.path(), &["list", "--check"]);
+    assert!(bad.code == Some(1) && bad.out.contains("no plain file"), "{}", bad.out);
 }
 
 #[test]
@@ -122,7 +152,7 @@ fn what_can_not_be_built_is_refused_by_name() {
     for (args, parts) in [
         (&["--head-size", "12"][..], &["head size 12", "multiples of 8"][..]),
         (&["--head-size", "64", "--dtype", "float32"], &["dtype float32"]),
-        (&[], &["give --head-size"]),
+        (&[], &["name what to build: --head-size or --mla"]),
         (&["--head-size", "64", "--sliding-window"], &["--sliding-window is not for triton", "leave it out"]),
         (&["--head-size", "64", "--jobs", "2"], &["--jobs is not for triton"]),
     ] {
@@ -141,6 +171,7 @@ fn what_is_missing_is_named_with_how_to_get_it() {
     let old = packages("3.4.0");
     let r = build(home.path(), &old, &["--head-size", "64"]);
     last(&r, &["Triton 3.4.0", "pip install triton==3.6.0"]);
+    assert!(!r.err.contains("compiling"), "{}", r.err);
     let broken = packages("3.6.0");
     fs::write(
         broken.path().join("triton/__init__.py"),
@@ -149,4 +180,9 @@ fn what_is_missing_is_named_with_how_to_get_it() {
     .unwrap();
     let r = build(home.path(), &broken, &["--head-size", "64"]);
     last(&r, &["the Python package triton was not found", "pip install triton==3.6.0", "--packages FOLDER"]);
+    assert!(!r.err.contains("compiling"), "{}", r.err);
+    // Its words can't move the cursor.
+    fs::write(broken.path().join("triton/__init__.py"), "raise RuntimeError(\"\\x1b[2Jgone\")\n").unwrap();
+    let r = build(home.path(), &broken, &["--head-size", "64"]);
+    last(&r, &["RuntimeError: \\u{1b}[2Jgone"]);
 }

@@ -130,6 +130,7 @@ mod tests {
             (|e| e.recipe = "other".into()) as fn(&mut TritonEntry),
             |e| e.triton = "3.5.0".into(),
             |e| e.rows *= 2,
+            |e| e.num_warps *= 2,
             |e| e.kind = FormKind::Merge,
         ] {
             assert!(refused(&folder(change).1, &need()).is_some());
@@ -137,6 +138,21 @@ mod tests {
         let (_dir, large) = folder(|e| e.shared = 232_449);
         let why = refused(&large, &need()).unwrap().to_string();
         assert!(why.contains("takes 232449 bytes") && why.contains("the device has 232448"), "{why}");
+    }
+
+    #[test]
+    fn a_layer_whose_files_are_gone_is_refused_with_the_command() {
+        let command =
+            "build it again with headway kernels build triton --head-size 128 --dtype bfloat16 --arch sm_90a";
+        let (dir, there) = folder(|_| {});
+        let says = || refused(&there, &need()).unwrap().to_string();
+        let file = dir.path().join(&there.as_ref().unwrap().kernels()[1].file);
+        std::fs::write(&file, "longer").unwrap();
+        assert!(says().contains("6 bytes, of 1") && says().ends_with(command), "{}", says());
+        std::fs::remove_file(&file).unwrap();
+        assert!(says().contains("it is not there") && says().ends_with(command), "{}", says());
+        std::fs::create_dir(&file).unwrap();
+        assert!(says().contains("no plain file") && says().ends_with(command), "{}", says());
     }
 
     #[test]

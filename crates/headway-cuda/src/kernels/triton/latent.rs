@@ -1,6 +1,6 @@
 //! Decodes of latent attention by the Triton kernels of `csrc/triton/latent.py`: what a launch takes, checked.
 
-use super::{LoadError, Loaded, float, int, reciprocal};
+use super::{LoadError, Loaded, block_fits, float, int, reciprocal, table_holds};
 use crate::{
     CudaExec,
     device::{CudaError, Result},
@@ -119,12 +119,11 @@ pub fn decode(
         )));
     }
     let views = [batch.block_table, batch.query_start_loc, batch.seq_lens];
-    let table = reqs.saturating_sub(1) * batch.table_stride;
     if q.shape()[0] < tokens
         || views.iter().any(|v| v.device_mem().is_none())
         || batch.query_start_loc.len() <= reqs
         || batch.seq_lens.len() < reqs
-        || batch.block_table.len() < table
+        || !table_holds(batch.block_table.len(), reqs, batch.table_stride)
     {
         return Err(CudaError::Argument(format!(
             "Triton's latent attention of {tokens} tokens of {reqs} requests: queries {:?}, metadata on the device of {:?}",
@@ -132,6 +131,7 @@ pub fn decode(
             views.map(View::len)
         )));
     }
+    block_fits(cache.block_size, cache.width)?;
     let part_rows = batch.plan.part_rows(tokens * d.heads);
     if part_rows > batch.part_rows {
         return Err(CudaError::Argument(format!(

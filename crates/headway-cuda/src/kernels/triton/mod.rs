@@ -14,11 +14,12 @@ use crate::{
     device::{CudaError, Result},
     modules::triton::{Form, TritonError, TritonFolder},
 };
+use std::sync::Arc;
 
 /// A compiled kernel with what its launch needs.
 #[derive(Debug)]
 struct Loaded {
-    kernel: Kernel,
+    kernel: Arc<Kernel>,
     threads: u32,
     shared: u32,
     rows: usize,
@@ -39,16 +40,19 @@ pub enum LoadError {
 }
 
 impl Loaded {
-    /// The kernel of a form, after its file was checked.
+    /// The kernel of a form, after its file was checked; the layers of a model share it.
     fn of(cx: &CudaExec, folder: &TritonFolder, form: &Form<'_>) -> Result<Self, LoadError> {
         let arch = cx.info().arch().to_string();
         let entry = folder.find(form, Some(&arch)).ok_or_else(|| LoadError::NotBuilt(form.name(&arch)))?;
-        let code = folder.code(entry, Some(&arch))?;
+        // The sum stands for the code and the launch, so it has to be theirs before anything is found by it.
+        if !entry.is_sealed() {
+            return Err(folder.changed(entry).into());
+        }
         let file = if form.kind.is_latent() { "triton/latent.py" } else { "triton/attention.py" };
         let defines = vec![("HEAD", entry.head_size.to_string()), ("M", entry.rows.to_string())];
         let spec = KernelSpec { file, entry: form.kind.function(), defines };
         Ok(Self {
-            kernel: cx.compiled(code, spec)?,
+            kernel: cx.compiled::<LoadError>(&entry.sum, spec, || Ok(folder.code(entry, Some(&arch))?))?,
             threads: entry.num_warps * 32,
             shared: entry.shared,
             rows: entry.rows,
@@ -77,6 +81,22 @@ fn float(x: f32) -> u64 {
     u64::from(x.to_bits())
 }
 
+/// Tokens of a block lie within 32 bits of its start, in elements: the kernels count so.
+fn block_fits(block_size: usize, token_stride: usize) -> Result<()> {
+    match block_size.checked_mul(token_stride).is_some_and(|n| i32::try_from(n).is_ok()) {
+        true => Ok(()),
+        false => Err(CudaError::Argument(format!(
+            "Triton attention: blocks of {block_size} tokens, {token_stride} elements apart, are longer than 2147483647 \
+             elements: use smaller blocks"
+        ))),
+    }
+}
+
+/// Whether a table holds a row of so many entries for each request.
+fn table_holds(len: usize, reqs: usize, stride: usize) -> bool {
+    reqs.checked_mul(stride).is_some_and(|n| len >= n)
+}
+
 /// `block_size` divides keys by a product's high word: `key * reciprocal >> 32`. Exact for keys below
 /// `2^32 / block_size`, which is what lengths are held against.
 fn reciprocal(block_size: usize, most_keys: usize) -> Result<u64> {
@@ -92,6 +112,18 @@ fn reciprocal(block_size: usize, most_keys: usize) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_and_tables_beyond_32_bits_are_refused() {
+        assert!(block_fits(16, 128).is_ok() && block_fits(1 << 15, (1 << 16) - 1).is_ok());
+        for (block, token) in [(1 << 15, 1 << 16), (usize::MAX, 2)] {
+            let e = block_fits(block, token).unwrap_err().to_string();
+            assert!(e.contains("use smaller blocks"), "{e}");
+        }
+        assert!(table_holds(6, 2, 3) && table_holds(0, 0, 3));
+        // A last row cut short; more than there can be.
+        assert!(!table_holds(5, 2, 3) && !table_holds(3, 2, 3) && !table_holds(6, usize::MAX, 2));
+    }
 
     #[test]
     fn a_products_high_word_is_a_quotient() {

@@ -2,7 +2,7 @@
 //!
 //! The grid follows from how many tokens and requests a step has; lengths are read on the device.
 
-use super::{LoadError, Loaded, float, int, reciprocal};
+use super::{LoadError, Loaded, block_fits, float, int, reciprocal, table_holds};
 use crate::{
     CudaExec, DeviceInfo,
     device::{CudaError, Result},
@@ -11,9 +11,12 @@ use crate::{
         cache::CacheLayout,
         elements::heads,
     },
-    modules::triton::{FormKind, MOST_PARTS, TritonFolder, TritonWant},
+    modules::{
+        module_dtype,
+        triton::{FormKind, MOST_PARTS, TritonFolder, TritonWant, WantOf},
+    },
 };
-use headway_tensor::{Tensor, TensorMut, TensorRef, View};
+use headway_tensor::{DType, Tensor, TensorMut, TensorRef, View};
 use std::f32::consts::LOG2_E;
 
 /// Rows of a tile of few.
@@ -30,6 +33,8 @@ pub struct TritonKernels {
     few_parts: Loaded,
     many: Loaded,
     merge: Loaded,
+    of: WantOf,
+    dtype: String,
 }
 
 impl TritonKernels {
@@ -44,7 +49,20 @@ impl TritonKernels {
             few_parts: one(FormKind::FewRowsParts)?,
             many: one(FormKind::ManyRows)?,
             merge: one(FormKind::Merge)?,
+            of: want.of,
+            dtype: want.dtype.to_owned(),
         })
+    }
+
+    /// That they were compiled for such a layer.
+    fn expect(&self, head_size: usize, dtype: DType, soft_cap: bool) -> Result<()> {
+        if self.of == (WantOf::Paged { head_size, soft_cap }) && module_dtype(dtype) == Some(&*self.dtype) {
+            return Ok(());
+        }
+        Err(CudaError::Argument(format!(
+            "attention: heads of {head_size} elements of {dtype}, soft cap {soft_cap}, by kernels of {:?}, {}",
+            self.of, self.dtype
+        )))
     }
 }
 
@@ -125,6 +143,20 @@ fn addr(x: &Tensor) -> u64 {
     x.view().device_addr().unwrap_or(0)
 }
 
+/// Room for `rows` partial results of a `[rows, width]` float32 tensor on the device.
+fn expect_parts(what: &str, x: &Tensor, rows: usize, width: usize) -> Result<()> {
+    let v = x.view();
+    let fits = matches!(v.shape(), [n, w] if *n >= rows && *w == width) && v.dtype() == DType::F32;
+    if fits && (rows == 0 || v.device_addr().is_some()) {
+        return Ok(());
+    }
+    Err(CudaError::Argument(format!(
+        "attention: {what}: {:?} of {} where [{rows}, {width}] of float32 on the device is needed",
+        v.shape(),
+        v.dtype()
+    )))
+}
+
 /// Attention of a step's rows: q `[tokens, heads, head size]` over the cache into `out` of the same shape and type. Rows
 /// of padding become zeros.
 ///
@@ -167,22 +199,24 @@ pub fn attend(
     if views.iter().any(|v| v.device_mem().is_none()) || flags.is_some_and(|v| v.device_mem().is_none()) {
         return Err(CudaError::Argument("attention: the step's metadata is on the host".into()));
     }
-    let table = reqs.saturating_sub(1) * batch.table_stride;
     if batch.query_start_loc.len() <= reqs
         || batch.seq_lens.len() < reqs
-        || batch.block_table.len() < table
+        || !table_holds(batch.block_table.len(), reqs, batch.table_stride)
         || flags.is_some_and(|v| v.len() < reqs)
     {
         return Err(CudaError::Argument(format!("attention: metadata of fewer than {reqs} requests")));
     }
     let part_rows = batch.plan.part_rows(tokens * shape.heads);
-    let room = batch.part_out.view().shape()[0].min(batch.part_sums.view().shape()[0]);
-    if part_rows > room || batch.part_out.view().shape()[1] != shape.head_size {
+    expect_parts("partial results", batch.part_out, part_rows, shape.head_size)?;
+    expect_parts("sums of partial results", batch.part_sums, part_rows, 2)?;
+    if let Some(sinks) = numbers.sinks.filter(|s| s.device_mem().is_none() || s.len() != shape.heads) {
         return Err(CudaError::Argument(format!(
-            "attention: {part_rows} partial results of {} elements, room for {room}",
-            shape.head_size
+            "attention: {} sinks for {} heads: one a head is needed, on the device",
+            sinks.len(),
+            shape.heads
         )));
     }
+    kernels.expect(shape.head_size, cache.dtype, numbers.soft_cap.is_some())?;
     let (loaded, parts) = match batch.plan {
         Plan::Many => (&kernels.many, 1),
         Plan::Few(1) => (&kernels.few, 1),
@@ -199,11 +233,15 @@ pub fn attend(
         Mask::All(yes) => u64::from(*yes),
         Mask::Flags(_) => 2,
     };
+    block_fits(cache.block_size, usize::try_from(at.token / element).unwrap_or(usize::MAX))?;
     let sinks = numbers.sinks.map_or(0, View::addr);
     let words = [
         out_addr,
         q_addr,
         at.addr,
+        // `compile.py` says that the step's three tables lie at multiples of 16, and slices of a step keep 4. Nothing follows
+        // from it: they are read element by element, at places that no contiguity is known of, and Triton 3.6 makes the same
+        // code without that word.
         batch.block_table.addr(),
         batch.query_start_loc.addr(),
         batch.seq_lens.addr(),

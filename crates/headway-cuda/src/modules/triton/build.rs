@@ -2,19 +2,26 @@
 //! torch is needed, and nothing of Python afterwards.
 
 use super::{
-    Form, SOURCES, TRITON, TritonEntry, TritonError, TritonFolder, TritonWant, WantOf, cubin, recipe,
+    Form, SOURCES, TRITON, TritonEntry, TritonError, TritonFolder, TritonWant, WantOf, cubin, error::said,
+    recipe,
 };
-use crate::{device::shared_per_block, modules::folder::sha256};
+use crate::{compile::Arch, device::shared_per_block, modules::folder::sha256};
 use serde::Deserialize;
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, SystemTime},
 };
 
 /// The largest head.
 const MAX_HEAD: usize = 256;
+/// What a build works in, until it is through.
+const WORK: &str = ".triton-";
+/// How old such a folder is when no build is still at work in it.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -61,7 +68,7 @@ impl TritonBuild {
         let paged = self.head_sizes.iter().map(|&n| WantOf::Paged { head_size: n, soft_cap: self.soft_cap });
         let of: Vec<_> = paged.chain(self.mla.then_some(WantOf::Latent)).collect();
         if of.is_empty() {
-            return ask("nothing: give --head-size or --mla".into());
+            return Err(TritonError::Nothing);
         }
         let mut forms = vec![];
         for dtype in &self.dtypes {
@@ -74,15 +81,15 @@ impl TritonBuild {
     }
 }
 
-/// The number of an architecture as Triton counts them, and the bytes of shared memory that a block has on it; what is
-/// not known yet has as much as the least of those that are.
+/// The number of an architecture as Triton counts them, and the bytes of shared memory that a block has on it.
 fn capability(arch: &str) -> Result<(u32, usize), TritonError> {
-    let number: Option<u32> =
-        arch.strip_prefix("sm_").map(|n| n.trim_end_matches(['a', 'f'])).and_then(|n| n.parse().ok());
-    match number {
-        Some(n) if n >= 80 => Ok((n, shared_per_block((n / 10, n % 10)).unwrap_or(99 << 10))),
-        _ => Err(TritonError::Asked(format!(
-            "architecture {arch}: write it as sm_90a; sm_80 is the first that will do"
+    let known = Arch::KNOWN.iter().find(|a| a.to_string() == arch).map(|a| a.capability());
+    match known.and_then(|c| Some((c, shared_per_block(c)?))) {
+        Some(((major, minor), shared)) => Ok((major * 10 + minor, shared)),
+        None => Err(TritonError::Asked(format!(
+            "for architecture {}: {} are supported",
+            said(arch),
+            Arch::KNOWN.map(|a| a.to_string()).join(", ")
         ))),
     }
 }
@@ -123,6 +130,7 @@ pub fn build_triton(options: &TritonBuild, say: &mut dyn FnMut(String)) -> Resul
         say(format!("another build in {} is under way; waiting for its end", options.folder.display()));
         turn.lock().map_err(|e| TritonError::file(&lock, &e))?;
     }
+    sweep(&options.folder);
     let mut folder = TritonFolder::open(&options.folder)?;
     let mut report = TritonReport::default();
     let mut missing = vec![];
@@ -138,10 +146,9 @@ pub fn build_triton(options: &TritonBuild, say: &mut dyn FnMut(String)) -> Resul
     if missing.is_empty() {
         return Ok(report);
     }
-    let work = tempfile::Builder::new().prefix(".triton-").tempdir_in(&options.folder);
+    let work = tempfile::Builder::new().prefix(WORK).tempdir_in(&options.folder);
     let work = work.map_err(|e| TritonError::file(&options.folder, &e))?;
-    say(format!("compiling {} kernels for {} with Triton {TRITON}", missing.len(), options.arch));
-    let answer = compile(options, &missing, work.path())?;
+    let answer = compile(options, &missing, work.path(), say)?;
     let mut entries = vec![];
     for form in &missing {
         let entry = finish(options, form, &answer, work.path())?;
@@ -153,8 +160,49 @@ pub fn build_triton(options: &TritonBuild, say: &mut dyn FnMut(String)) -> Resul
     Ok(report)
 }
 
+/// Removes what interrupted builds worked in. This build has its turn, so no other is at work; a compiler whose build was
+/// killed gets an hour.
+fn sweep(folder: &Path) {
+    let Ok(all) = fs::read_dir(folder) else { return };
+    for at in all.flatten() {
+        let ours = at.file_name().to_str().is_some_and(|n| n.starts_with(WORK));
+        let Ok(of) = at.metadata() else { continue };
+        let old =
+            of.modified().is_ok_and(|t| SystemTime::now().duration_since(t).is_ok_and(|age| age > ABANDONED));
+        if ours && of.is_dir() && old {
+            // What can't be removed is in nobody's way.
+            let _ = fs::remove_dir_all(at.path());
+        }
+    }
+}
+
+/// What a compiler wrote to both of its outputs until its end; `line` is called on each line of standard error.
+fn both(child: &mut Child, line: &mut dyn FnMut(&str)) -> std::io::Result<(Vec<u8>, Vec<String>)> {
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let answer = thread::spawn(move || -> std::io::Result<Vec<u8>> {
+        let mut all = vec![];
+        out.map(|mut o| o.read_to_end(&mut all)).transpose()?;
+        Ok(all)
+    });
+    let mut lines = vec![];
+    if let Some(err) = err {
+        for words in BufReader::new(err).split(b'\n') {
+            let words = String::from_utf8_lossy(&words?).into_owned();
+            line(&words);
+            lines.push(words);
+        }
+    }
+    let all = answer.join().map_err(|_| std::io::Error::other("its answer was not read"))??;
+    Ok((all, lines))
+}
+
 /// Runs Python on the missing forms.
-fn compile(options: &TritonBuild, missing: &[Form<'_>], work: &Path) -> Result<Answer, TritonError> {
+fn compile(
+    options: &TritonBuild,
+    missing: &[Form<'_>],
+    work: &Path,
+    say: &mut dyn FnMut(String),
+) -> Result<Answer, TritonError> {
     // Triton reads the text of a kernel where it was imported from.
     for (name, text) in SOURCES {
         let to = work.join(name);
@@ -179,21 +227,34 @@ fn compile(options: &TritonBuild, missing: &[Form<'_>], work: &Path) -> Result<A
         // A Python that ended early says why on its own.
         let _ = to.write_all(order.to_string().as_bytes());
     }
-    let out = child.wait_with_output().map_err(|e| lacking("python3", e.to_string()))?;
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    if !out.status.success() {
-        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it said nothing").to_owned();
+    let mut begun = false;
+    let heard = both(&mut child, &mut |line| {
+        // Triton is there, and of this version: Python names the first kernel.
+        if !begun && line.starts_with("triton-") {
+            begun = true;
+            let (n, s) = (missing.len(), if missing.len() == 1 { "" } else { "s" });
+            say(format!("compiling {n} kernel{s} for {} with Triton {TRITON}", options.arch));
+        }
+    });
+    let (out, lines) = heard.map_err(|e| lacking("python3", e.to_string()))?;
+    let status = child.wait().map_err(|e| lacking("python3", e.to_string()))?;
+    if !status.success() {
+        let last = lines.iter().rev().find(|l| !l.trim().is_empty());
+        let last = last.map_or("it said nothing".into(), |l| said(l.trim_end()));
         if last.contains("No module named 'triton'") {
             return Err(lacking("the Python package triton", last));
         }
-        let form = said.lines().rev().find(|l| l.starts_with("triton-")).unwrap_or("its start");
-        return Err(TritonError::Compiler { form: form.into(), words: last });
+        let form = lines.iter().rev().find(|l| l.starts_with("triton-"));
+        return Err(TritonError::Compiler {
+            form: form.map_or("its start".into(), |f| said(f)),
+            words: last,
+        });
     }
-    let answer: Answer = serde_json::from_slice(&out.stdout)
-        .map_err(|e| TritonError::Compiler { form: "its answer".into(), words: e.to_string() })?;
+    let answer: Answer = serde_json::from_slice(&out)
+        .map_err(|e| TritonError::Compiler { form: "its answer".into(), words: said(&e.to_string()) })?;
     if answer.triton != TRITON {
         let at = options.packages.as_ref().map_or("python3".into(), |p| p.display().to_string());
-        return Err(TritonError::Version { at, found: answer.triton });
+        return Err(TritonError::Version { at, found: said(&answer.triton) });
     }
     Ok(answer)
 }
@@ -225,8 +286,12 @@ fn finish(
     let (from, to) = (work.join(&file), options.folder.join(&file));
     let bytes = fs::read(&from).map_err(|e| TritonError::file(&from, &e))?;
     cubin::check(&bytes, &made.function).map_err(refuse)?;
+    // Nothing is renamed over a folder.
+    if to.is_dir() {
+        return Err(TritonError::NotFile { path: to });
+    }
     fs::rename(&from, &to).map_err(|e| TritonError::file(&to, &e))?;
-    Ok(TritonEntry {
+    let entry = TritonEntry {
         file,
         function: made.function.clone(),
         kind: form.kind,
@@ -241,10 +306,16 @@ fn finish(
         shared: made.shared,
         arguments: made.arguments.clone(),
         triton: answer.triton.clone(),
-        recipe: recipe(),
+        recipe: recipe().into(),
         bytes: bytes.len() as u64,
         sha256: sha256(&bytes),
-    })
+        sum: String::new(),
+    }
+    .sealed();
+    match entry.other_sources() {
+        Some(what) => Err(refuse(what)),
+        None => Ok(entry),
+    }
 }
 
 #[cfg(test)]
@@ -274,9 +345,38 @@ mod tests {
         };
         refused(TritonBuild { head_sizes: vec![12], ..options() }, "head size 12: multiples of 8");
         refused(TritonBuild { head_sizes: vec![264], ..options() }, "up to 256");
-        refused(TritonBuild { head_sizes: vec![], ..options() }, "give --head-size or --mla");
+        refused(TritonBuild { head_sizes: vec![], ..options() }, "name what to build: --head-size or --mla");
         refused(TritonBuild { dtypes: vec!["float32".into()], ..options() }, "dtype float32");
-        refused(TritonBuild { arch: "sm_75".into(), ..options() }, "sm_80 is the first");
-        refused(TritonBuild { arch: "hopper".into(), ..options() }, "write it as sm_90a");
+        for arch in
+            ["sm_75", "hopper", "sm_90", "sm_90afaf", "sm_+90", "sm_999", "sm_80a", "SM_80", "sm_080", ""]
+        {
+            let all =
+                "sm_80, sm_86, sm_87, sm_89, sm_90a, sm_100a, sm_103, sm_110, sm_120, sm_121 are supported";
+            refused(TritonBuild { arch: arch.into(), ..options() }, all);
+        }
+        for arch in Arch::KNOWN {
+            // As a device of it asks for its kernels.
+            let (major, minor) = arch.capability();
+            let (number, shared) = capability(&arch.to_string()).unwrap();
+            assert_eq!((number, Some(shared)), (major * 10 + minor, shared_per_block((major, minor))));
+        }
+    }
+
+    #[test]
+    fn what_interrupted_builds_left_is_swept_after_an_hour() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, fresh, other] = [".triton-old", ".triton-new", "triton-x"].map(|n| dir.path().join(n));
+        for at in [&old, &fresh, &other] {
+            fs::create_dir(at).unwrap();
+            fs::write(at.join("compile.py"), "").unwrap();
+        }
+        let hours = SystemTime::now() - 2 * ABANDONED;
+        for at in [&old, &other] {
+            fs::File::open(at).unwrap().set_modified(hours).unwrap();
+        }
+        let lock = dir.path().join(".triton.lock");
+        fs::File::create(&lock).unwrap().set_modified(hours).unwrap();
+        sweep(dir.path());
+        assert_eq!([&old, &fresh, &other, &lock].map(|at| at.exists()), [false, true, true, true]);
     }
 }

@@ -8,6 +8,12 @@ use std::{
 /// What to do about a file that can't be used.
 const REBUILD: &str = "build it again with headway kernels build triton";
 
+/// Text that others wrote, fit for a line of a message: control characters escaped.
+pub(super) fn said(text: &str) -> String {
+    let one = |c: char| -> String { if c.is_control() { c.escape_default().collect() } else { c.into() } };
+    text.chars().map(one).collect()
+}
+
 /// A failure that names the file, or what is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -15,6 +21,9 @@ pub enum TritonError {
     /// What was asked for can't be built.
     #[error("can't build {0}")]
     Asked(String),
+    /// Nothing was asked for.
+    #[error("name what to build: --head-size or --mla")]
+    Nothing,
     /// Python or Triton is not there.
     #[error(
         "{what} was not found: {words}; pip install triton=={} (Python's own python3 is asked), or give --packages FOLDER, the site-packages that has it",
@@ -83,6 +92,26 @@ pub enum TritonError {
     Missing {
         /// The file.
         path: PathBuf,
+    },
+    /// A folder, pipe or device in a file's place.
+    #[error("{}: no plain file; remove it, and {REBUILD}", path.display())]
+    NotFile {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Its entry does not say what it said when it was built.
+    #[error("{}: its entry in {} was changed, or is an earlier headway's; {REBUILD}", path.display(), super::TRITON_MANIFEST)]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It was built of other sources.
+    #[error("{}: built of other sources ({what}); {REBUILD}", path.display())]
+    Sources {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: String,
     },
     /// It is shorter or longer than it was.
     #[error("{}: {found} bytes, of {expected} that the manifest lists: the file is cut off or was replaced; {REBUILD}", path.display())]

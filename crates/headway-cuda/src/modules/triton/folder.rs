@@ -1,7 +1,10 @@
 //! A folder of compiled Triton kernels: what of it serves a layer, and whether a file is what the manifest says.
 
 use super::{Form, TRITON, TRITON_MANIFEST, TritonEntry, TritonError, TritonManifest, TritonWant, cubin};
-use crate::modules::{default_folder, folder::sha256};
+use crate::modules::{
+    default_folder,
+    folder::{replace, sha256},
+};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -31,6 +34,10 @@ impl TritonFolder {
     /// A manifest that can't be read or understood.
     pub fn open(path: &Path) -> Result<Self, TritonError> {
         let file = path.join(TRITON_MANIFEST);
+        // A pipe would never end.
+        if fs::metadata(&file).is_ok_and(|m| !m.is_file()) {
+            return Err(TritonError::NotFile { path: file });
+        }
         let manifest = match fs::read(&file) {
             Ok(text) => TritonManifest::parse(&text, &file)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => TritonManifest::default(),
@@ -57,6 +64,41 @@ impl TritonFolder {
     /// Whether all kernels that a layer needs are there.
     pub fn has(&self, want: &TritonWant<'_>) -> bool {
         want.kinds().iter().all(|&kind| self.find(&want.form(kind), want.arch).is_some())
+    }
+
+    /// That an entry is not what was built.
+    pub(crate) fn changed(&self, entry: &TritonEntry) -> TritonError {
+        TritonError::Changed { path: self.path.join(&entry.file) }
+    }
+
+    /// Whether the files that a layer needs lie there, as the file system tells without opening them, and their entries are
+    /// what was built; which entries there must be is [`TritonFolder::has`]'s.
+    ///
+    /// # Errors
+    /// The first that is missing, no plain file, of another length, or whose entry was changed.
+    pub fn lies(&self, want: &TritonWant<'_>) -> Result<(), TritonError> {
+        let entries = want.kinds().iter().filter_map(|&kind| self.find(&want.form(kind), want.arch));
+        entries.into_iter().try_for_each(|e| self.there(e).map(drop))
+    }
+
+    /// An entry's file: a plain one of its length, before anything opens it.
+    fn there(&self, entry: &TritonEntry) -> Result<PathBuf, TritonError> {
+        let path = self.path.join(&entry.file);
+        if !entry.is_sealed() {
+            return Err(self.changed(entry));
+        }
+        let at = match fs::metadata(&path) {
+            Ok(at) => at,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(TritonError::Missing { path }),
+            Err(e) => return Err(TritonError::file(&path, &e)),
+        };
+        if !at.is_file() {
+            return Err(TritonError::NotFile { path });
+        }
+        if at.len() != entry.bytes {
+            return Err(TritonError::Length { path, found: at.len(), expected: entry.bytes });
+        }
+        Ok(path)
     }
 
     /// A kernel's machine code for a device of this architecture (`None`: the one that it is for), held against its
@@ -86,11 +128,11 @@ impl TritonFolder {
                 expected: expected.join(", "),
             });
         }
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(TritonError::Missing { path }),
-            Err(e) => return Err(TritonError::file(&path, &e)),
-        };
+        if let Some(what) = entry.other_sources() {
+            return Err(TritonError::Sources { path, what });
+        }
+        let path = self.there(entry)?;
+        let bytes = fs::read(&path).map_err(|e| TritonError::file(&path, &e))?;
         if bytes.len() as u64 != entry.bytes {
             return Err(TritonError::Length { path, found: bytes.len() as u64, expected: entry.bytes });
         }
@@ -116,9 +158,6 @@ impl TritonFolder {
         lock.lock().map_err(wrong)?;
         *self = Self::open(&self.path)?;
         entries.into_iter().for_each(|e| self.manifest.put(e));
-        let mut beside = tempfile::NamedTempFile::new_in(&self.path).map_err(wrong)?;
-        io::Write::write_all(&mut beside, self.manifest.write().as_bytes()).map_err(wrong)?;
-        beside.persist(&file).map_err(|e| wrong(e.error))?;
-        Ok(())
+        replace(&file, &self.manifest.write()).map_err(wrong)
     }
 }

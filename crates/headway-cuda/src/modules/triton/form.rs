@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// The most parts that a row's keys are divided into.
 pub const MOST_PARTS: usize = 32;
+/// The command that builds kernels.
+const BUILD: &str = "headway kernels build triton";
 /// Parts of a row of latents that are added up at once.
 const MERGED_AT_ONCE: usize = 8;
 
@@ -121,6 +123,11 @@ impl Form<'_> {
         }
     }
 
+    /// Warps of a block.
+    pub fn warps(&self) -> u32 {
+        self.schedule().0 as u32
+    }
+
     /// Warps of a block, and stages of the pipeline: keys lie behind the block table, which takes one or two. What was the
     /// fastest on Hopper (`docs/gpu.md`).
     pub(super) fn schedule(&self) -> (usize, usize) {
@@ -229,6 +236,11 @@ impl<'a> TritonWant<'a> {
 
     /// The command that builds it.
     pub fn command(&self) -> String {
+        format!("{BUILD}{}", self.options())
+    }
+
+    /// What follows [`BUILD`] in it.
+    pub(crate) fn options(&self) -> String {
         let (of, cap) = match self.of {
             WantOf::Paged { head_size, soft_cap } => {
                 (format!("--head-size {head_size}"), if soft_cap { " --soft-cap" } else { "" })
@@ -236,7 +248,7 @@ impl<'a> TritonWant<'a> {
             WantOf::Latent => ("--mla".into(), ""),
         };
         let arch = self.arch.unwrap_or("sm_90a");
-        format!("headway kernels build triton {of} --dtype {} --arch {arch}{cap}", self.dtype)
+        format!(" {of} --dtype {} --arch {arch}{cap}", self.dtype)
     }
 }
 
@@ -257,6 +269,13 @@ mod tests {
             let form = want(size).form(FormKind::ManyRows);
             assert_eq!((form.padded(), form.rows()), (padded, rows));
             assert!(form.rows() * padded * 2 <= 32 << 10);
+        }
+    }
+
+    #[test]
+    fn a_launch_has_room_for_every_argument() {
+        for kind in FormKind::PAGED.iter().chain(FormKind::LATENT) {
+            assert!(kind.arguments().len() <= crate::kernels::MOST_WORDS, "{kind:?}");
         }
     }
 

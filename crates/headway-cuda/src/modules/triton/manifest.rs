@@ -1,6 +1,7 @@
 //! `triton.json`: the compiled Triton kernels of a folder, and what each launch needs.
 
-use super::{Form, FormKind, TRITON, TritonError, recipe};
+use super::{Form, FormKind, TRITON, TritonError, error::said, recipe};
+use crate::modules::folder::sha256;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -47,6 +48,9 @@ pub struct TritonEntry {
     pub bytes: u64,
     /// SHA-256 of the file, in hexadecimal digits.
     pub sha256: String,
+    /// SHA-256 of all of the above: the launch parameters stand nowhere else. An entry without one counts as changed.
+    #[serde(default)]
+    pub sum: String,
 }
 
 impl TritonEntry {
@@ -57,14 +61,52 @@ impl TritonEntry {
 
     /// Whether this is what is asked for, made of this headway's sources.
     pub fn is(&self, form: &Form<'_>, arch: Option<&str>) -> bool {
-        // How many keys a step has is the kernel's own; how many parts are merged is the launch's too.
-        let merges = matches!(form.kind, FormKind::Merge | FormKind::LatentMerge);
         self.form() == *form
             && arch.is_none_or(|a| a == self.arch)
-            && self.rows == form.rows()
-            && (!merges || self.keys == form.keys())
             && self.triton == TRITON
-            && self.recipe == recipe()
+            && self.other_sources().is_none()
+    }
+
+    /// What tells that it was built of other sources than this headway's, or for launches that this headway makes otherwise.
+    pub(super) fn other_sources(&self) -> Option<String> {
+        let form = self.form();
+        let (warps, stages) = form.schedule();
+        // Where so many don't fit, a step has half the keys, and half of that; how many parts are merged is the launch's too.
+        let merges = matches!(form.kind, FormKind::Merge | FormKind::LatentMerge);
+        let fewer = |n: usize| !merges && n >= 16 && n < form.keys() && form.keys() % n == 0;
+        let ours = recipe();
+        [
+            (self.recipe != ours, format!("recipe {}, here {ours}", said(&self.recipe))),
+            (self.rows != form.rows(), format!("tiles of {} rows, here of {}", self.rows, form.rows())),
+            (
+                self.keys != form.keys() && !fewer(self.keys),
+                format!("{} keys a step, here {}", self.keys, form.keys()),
+            ),
+            (self.num_warps as usize != warps, format!("{} warps a block, here {warps}", self.num_warps)),
+            (
+                self.num_stages as usize > stages.max(2),
+                format!("{} stages, here up to {}", self.num_stages, stages.max(2)),
+            ),
+        ]
+        .into_iter()
+        .find_map(|(differs, what)| differs.then_some(what))
+    }
+
+    /// The sum of its fields, [`TritonEntry::sum`] itself left out.
+    fn fields(&self) -> String {
+        let without = Self { sum: String::new(), ..self.clone() };
+        sha256(&serde_json::to_vec(&without).unwrap_or_default())
+    }
+
+    /// The entry with the sum of what it says.
+    #[must_use]
+    pub fn sealed(self) -> Self {
+        Self { sum: self.fields(), ..self }
+    }
+
+    /// Whether it says what it said when it was built.
+    pub fn is_sealed(&self) -> bool {
+        self.sum == self.fields()
     }
 }
 
@@ -88,9 +130,10 @@ impl TritonManifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// Text that is none; another form; a file name that leads out of the folder; a launch that no device takes.
+    /// Text that is none; another form; control characters; a file name that leads out of the folder, or is listed twice; a
+    /// launch that no device takes.
     pub fn parse(text: &[u8], path: &Path) -> Result<Self, TritonError> {
-        let wrong = |why: String| TritonError::Manifest { path: path.to_owned(), why };
+        let wrong = |why: String| TritonError::Manifest { path: path.to_owned(), why: said(&why) };
         let value: serde_json::Value =
             serde_json::from_slice(text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match value.get("format").and_then(serde_json::Value::as_u64) {
@@ -99,14 +142,27 @@ impl TritonManifest {
             None => return Err(wrong("not a manifest of kernels: it has no number \"format\"".into())),
         }
         let manifest: Self = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
+        let texts = |k: &TritonEntry| {
+            let own = [&k.file, &k.function, &k.dtype, &k.arch, &k.triton, &k.recipe, &k.sha256, &k.sum];
+            own.into_iter().chain(&k.arguments).find(|t| t.chars().any(char::is_control)).cloned()
+        };
         let plain = |f: &str| !f.is_empty() && !f.starts_with('.') && !f.contains(['/', '\\', '\0']);
-        for k in &manifest.kernels {
+        for (i, k) in manifest.kernels.iter().enumerate() {
+            if let Some(text) = texts(k) {
+                return Err(wrong(format!("control characters in {text:?}")));
+            }
             if !plain(&k.file) {
                 return Err(wrong(format!("{:?} is no file name", k.file)));
             }
-            if !(1..=32).contains(&k.num_warps) || k.shared > 256 << 10 {
-                let (warps, shared) = (k.num_warps, k.shared);
-                return Err(wrong(format!("{}: {warps} warps with {shared} bytes of shared memory", k.file)));
+            if manifest.kernels[..i].iter().any(|other| other.file == k.file) {
+                return Err(wrong(format!("it lists {} twice", k.file)));
+            }
+            if !(1..=32).contains(&k.num_warps) || k.num_stages == 0 || k.shared > 256 << 10 {
+                let (warps, stages, shared) = (k.num_warps, k.num_stages, k.shared);
+                return Err(wrong(format!(
+                    "{}: {warps} warps in {stages} stages with {shared} bytes of shared memory",
+                    k.file
+                )));
             }
         }
         Ok(manifest)

@@ -20,6 +20,7 @@ pub use error::TritonError;
 pub use folder::{TritonFolder, installed_triton};
 pub use form::{Form, FormKind, MOST_PARTS, TritonWant, WantOf};
 pub use manifest::{TRITON_MANIFEST, TritonEntry, TritonManifest};
+use std::sync::OnceLock;
 
 /// The version of Triton that kernels are compiled with: what a kernel gets after its own arguments changes between
 /// minor versions. This one's get two scratch areas' addresses, null where their sizes are 0.
@@ -33,9 +34,12 @@ const SOURCES: [(&str, &str); 3] = [
 ];
 
 /// Names what kernels are made of: those of other sources count as not built.
-pub fn recipe() -> String {
-    let text = SOURCES.map(|(name, text)| format!("{name} {}\n{text}\n", text.len())).concat();
-    let mut sum = super::folder::sha256(text.as_bytes());
-    sum.truncate(16);
-    sum
+pub fn recipe() -> &'static str {
+    static RECIPE: OnceLock<String> = OnceLock::new();
+    RECIPE.get_or_init(|| {
+        let text = SOURCES.map(|(name, text)| format!("{name} {}\n{text}\n", text.len())).concat();
+        let mut sum = super::folder::sha256(text.as_bytes());
+        sum.truncate(16);
+        sum
+    })
 }

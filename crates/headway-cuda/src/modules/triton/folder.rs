@@ -77,8 +77,8 @@ impl TritonFolder {
     /// # Errors
     /// The first that is missing, no plain file, of another length, or whose entry was changed.
     pub fn lies(&self, want: &TritonWant<'_>) -> Result<(), TritonError> {
-        let entries = want.kinds().iter().filter_map(|&kind| self.find(&want.form(kind), want.arch));
-        entries.into_iter().try_for_each(|e| self.there(e).map(drop))
+        let mut entries = want.kinds().iter().filter_map(|&kind| self.find(&want.form(kind), want.arch));
+        entries.try_for_each(|e| self.there(e).map(drop))
     }
 
     /// An entry's file: a plain one of its length, before anything opens it.

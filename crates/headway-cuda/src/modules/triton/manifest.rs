@@ -73,7 +73,7 @@ impl TritonEntry {
         let (warps, stages) = form.schedule();
         // Where so many don't fit, a step has half the keys, and half of that; how many parts are merged is the launch's too.
         let merges = matches!(form.kind, FormKind::Merge | FormKind::LatentMerge);
-        let fewer = |n: usize| !merges && n >= 16 && n < form.keys() && form.keys() % n == 0;
+        let fewer = |n: usize| !merges && n >= 16 && n < form.keys() && form.keys().is_multiple_of(n);
         let ours = recipe();
         [
             (self.recipe != ours, format!("recipe {}, here {ours}", said(&self.recipe))),

@@ -285,7 +285,9 @@ fn graph_keeps_memory(cx: &CudaExec) -> Outcome {
     cx.synchronize().map_err(text)?;
     drop(graph);
     let after = free(cx)?;
-    ensure(after >= held + bytes as u64, || format!("{before} free, {held} with, {after} after"))?;
+    ensure(after >= held + bytes as u64, || {
+        format!("{before} free, {held} with, {after} after (of the whole card: no other process may use it)")
+    })?;
     Ok("1 GiB freed with its graph".into())
 }
 

@@ -169,7 +169,8 @@ impl World {
             num_blocks,
             unused_blocks: free.into_iter().map(|b| b as usize).chain([0]).collect(),
             slopes: (0..h).map(|i| 2f32.powf(-8.0 * (i + 1) as f32 / h as f32)).collect(),
-            sinks: (0..h).map(|_| rng.normal() as f32).collect(),
+            // As checkpoints have them, and as some kernels take them whatever the activations are.
+            sinks: (0..h).map(|_| round_to(DType::BF16, rng.normal() as f32)).collect(),
             kv_b_proj: latent::projection(cell, &mut rng),
             rounds_expanded: false,
             attends_in: [None; 2],

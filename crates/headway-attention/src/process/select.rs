@@ -177,7 +177,8 @@ pub fn reasons(candidate: &impl Candidate, need: &LayerNeed) -> Vec<Refusal> {
         return vec![missing];
     }
     let mut reasons = candidate.refusals(need);
-    reasons.extend(candidate.combination(need));
+    // A rule may say what a field says already.
+    reasons.extend(candidate.combination(need).filter(|why| !reasons.contains(why)));
     reasons
 }
 

@@ -280,6 +280,15 @@ impl MetadataBuilder for FlashInferBuilder {
 
     fn plan(group: &GroupInfo, rules: &RuleBook, _: &FlashInferConfig) -> Result<BuilderPlan> {
         let (shape, _) = shape_of(group)?;
+        if group.fast_prefill {
+            // A chunk that doesn't end its prompt leaves a request without rows in front of others' last rows, which
+            // a plan of decodes has no place for.
+            return Err(refuse(
+                NAME,
+                "--kv-sharing-fast-prefill",
+                "leave it out, or choose another backend with --attention-backend (CUDA_ATTN takes it)",
+            ));
+        }
         let (reqs, tokens) = (group.max_num_reqs, group.max_num_tokens);
         let table = |kind, tokens| shape.table_bytes(kind, USUAL_MULTIPROCESSORS, reqs, tokens);
         // Which kinds prefills are planned by depends on what is built: both at most.
@@ -532,7 +541,11 @@ mod tests {
         let chunked = KvCacheSpec::ChunkedLocal { attention: attention.clone(), attention_chunk_size: 64 };
         assert!(said(chunked).unwrap_err().contains("ChunkedLocal"));
         let windowed = KvCacheSpec::SlidingWindow { attention: attention.clone(), sliding_window: 64 };
-        assert!(said(windowed).is_ok() && said(KvCacheSpec::Full(attention)).is_ok());
+        assert!(said(windowed).is_ok() && said(KvCacheSpec::Full(attention.clone())).is_ok());
+        let fast = GroupInfo { fast_prefill: true, ..GroupInfo::new(KvCacheSpec::Full(attention), 8) };
+        let e = FlashInferBuilder::plan(&fast, &RuleBook::default(), &FlashInferConfig::default());
+        let e = e.unwrap_err().to_string();
+        assert!(e.contains("--kv-sharing-fast-prefill") && e.contains("CUDA_ATTN takes it"), "{e}");
     }
 
     #[test]

@@ -100,4 +100,7 @@ fn files_that_are_not_what_was_pinned_are_refused_before_they_are_opened() {
     let text = fs::read_to_string(home.path().join(MANIFEST)).unwrap();
     fs::write(home.path().join(MANIFEST), text.replace("_flashmla_C", "../_flashmla_C")).unwrap();
     assert!(ModuleFolder::open(home.path()).unwrap_err().to_string().contains("is no file name"));
+    fs::write(home.path().join(MANIFEST), text.replace("0.33.0", "0.33\\u001b[2J")).unwrap();
+    let words = ModuleFolder::open(home.path()).unwrap_err().to_string();
+    assert!(words.contains("has control characters") && !words.contains('\u{1b}'), "{words}");
 }

@@ -177,8 +177,7 @@ pub fn reasons(candidate: &impl Candidate, need: &LayerNeed) -> Vec<Refusal> {
         return vec![missing];
     }
     let mut reasons = candidate.refusals(need);
-    // A rule may say what a field says already.
-    reasons.extend(candidate.combination(need).filter(|why| !reasons.contains(why)));
+    reasons.extend(candidate.combination(need));
     reasons
 }
 

@@ -213,11 +213,26 @@ impl Default for Manifest {
     }
 }
 
+/// A text in it that has control characters.
+fn with_controls(value: &serde_json::Value) -> Option<&str> {
+    use serde_json::Value;
+    match value {
+        Value::String(s) => s.chars().any(char::is_control).then_some(s),
+        Value::Array(all) => all.iter().find_map(with_controls),
+        Value::Object(all) => {
+            let key = all.keys().find(|k| k.chars().any(char::is_control)).map(String::as_str);
+            key.or_else(|| all.values().find_map(with_controls))
+        }
+        _ => None,
+    }
+}
+
 impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// Text that is none; another form; a file name that leads out of the folder.
+    /// Text that is none; another form; control characters, which would reach a terminal; a file name that leads out of
+    /// the folder.
     pub fn parse(text: &[u8], path: &Path) -> Result<Self, ModuleError> {
         let wrong = |why: String| ModuleError::Manifest { path: path.to_owned(), why };
         let value: serde_json::Value =
@@ -226,6 +241,9 @@ impl Manifest {
             Some(f) if f == u64::from(FORM) => {}
             Some(f) => return Err(wrong(format!("of form {f}, and this headway reads form {FORM}"))),
             None => return Err(wrong("not a manifest of modules: it has no number \"format\"".into())),
+        }
+        if let Some(text) = with_controls(&value) {
+            return Err(wrong(format!("{text:?} has control characters")));
         }
         let manifest: Self = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
         let plain = |f: &str| !f.is_empty() && !f.starts_with('.') && !f.contains(['/', '\\', '\0']);

@@ -5,16 +5,15 @@ use crate::{
     CudaExec,
     backends::{
         extensions::not_fetched,
-        latent::{LAYOUTS, refusal, workspace_tokens},
+        latent::{deepseek_refusal, deepseek_rules, workspace_tokens},
     },
-    kernels::flash_mla::{LATENT, PAGE, ROW},
+    kernels::flash_mla::PAGE,
     modules::{extension::Extensions, installed},
 };
 use headway_attention::{
     AttentionBackend, GraphSupport, LayerNeed, Mla, Refusal, RuleBook,
-    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize, KindTag, SizeRange},
+    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize},
 };
-use headway_tensor::DType;
 use serde::Deserialize;
 
 /// The name of this backend.
@@ -44,23 +43,11 @@ impl AttentionBackend for FlashMla {
 
     fn rules() -> RuleBook {
         RuleBook {
-            name: NAME.into(),
-            kind: KindTag::Mla,
-            platform: "cuda".into(),
-            dtypes: vec![DType::BF16, DType::F16],
-            kv_cache_dtypes: ["auto", "bfloat16", "float16"].map(Into::into).into(),
-            head_sizes: vec![SizeRange::exactly(ROW)],
             kernel_block_sizes: vec![KernelBlockSize::Exact(PAGE)],
             preferred_block_size: Some(PAGE),
-            kv_cache_layouts: LAYOUTS.to_vec(),
             compute_capabilities: Some(vec![CapabilityRange { from: Some(HOPPER), to: Some(HOPPER) }]),
-            supports_sliding_window: false,
-            supports_logit_soft_cap: false,
-            supports_alibi: false,
-            supports_kv_connector: false,
-            reorder_batch_threshold: Some(1),
             graph_support: GraphSupport::UniformSingleTokenDecode,
-            ..RuleBook::default()
+            ..deepseek_rules(NAME)
         }
     }
 
@@ -71,27 +58,15 @@ impl AttentionBackend for FlashMla {
 
 /// What of a layer the kernel does not take.
 fn refused(need: &LayerNeed) -> Option<Refusal> {
-    if let Some(l) = need.latent
-        && (l.kv_lora_rank, l.qk_rope_head_dim) != LATENT
-    {
-        let (rank, rope) = (l.kv_lora_rank, l.qk_rope_head_dim);
-        return Some(format!("latents of {rank} + {rope} not supported (512 + 64 are)").into());
-    }
-    if let Some(kv) = &need.kv_cache_dtype
-        && kv.element(need.dtype).is_some_and(|cache| cache != need.dtype)
-    {
-        return Some(format!("kv_cache_dtype {kv} with {} activations not supported", need.dtype).into());
-    }
-    if need.num_speculative_tokens > 0 {
-        return Some("drafts not supported (one new token a request is)".into());
-    }
-    refusal(need)
+    let drafts = need.num_speculative_tokens > 0;
+    deepseek_refusal(need)
+        .or_else(|| drafts.then(|| "drafts not supported (one new token a request is)".into()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_attention::process::rules::LatentDims;
+    use headway_attention::process::rules::{KindTag, LatentDims};
 
     fn need(rank: usize, rope: usize) -> LayerNeed {
         LayerNeed {

@@ -4,7 +4,7 @@ use super::{FlashInferMlaBuilder, FlashInferMlaLayer};
 use crate::{
     CudaExec,
     backends::{
-        latent::{LAYOUTS, refusal, workspace_tokens},
+        latent::{deepseek_refusal, deepseek_rules, workspace_tokens},
         modules::not_built,
     },
     compile::Arch,
@@ -13,9 +13,8 @@ use crate::{
 };
 use headway_attention::{
     AttentionBackend, GraphSupport, LayerNeed, Mla, Refusal, RuleBook,
-    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize, KindTag, SizeRange},
+    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize},
 };
-use headway_tensor::DType;
 use serde::Deserialize;
 
 /// The name of this backend.
@@ -49,26 +48,14 @@ impl AttentionBackend for FlashInferMla {
 
     fn rules() -> RuleBook {
         RuleBook {
-            name: NAME.into(),
-            kind: KindTag::Mla,
-            platform: "cuda".into(),
-            dtypes: vec![DType::BF16, DType::F16],
-            kv_cache_dtypes: ["auto", "bfloat16", "float16"].map(Into::into).into(),
-            head_sizes: vec![SizeRange::exactly(LATENT.0 + LATENT.1)],
             kernel_block_sizes: vec![KernelBlockSize::MultipleOf(16)],
             preferred_block_size: Some(16),
-            kv_cache_layouts: LAYOUTS.to_vec(),
             compute_capabilities: Some(vec![CapabilityRange {
                 from: Some(ComputeCapability(8, 0)),
                 to: None,
             }]),
-            supports_sliding_window: false,
-            supports_logit_soft_cap: false,
-            supports_alibi: false,
-            supports_kv_connector: false,
-            reorder_batch_threshold: Some(1),
             graph_support: GraphSupport::UniformBatch,
-            ..RuleBook::default()
+            ..deepseek_rules(NAME)
         }
     }
 
@@ -98,23 +85,9 @@ fn slower(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Op
 /// Why a layer is refused that each rule by itself would take.
 fn refused(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> Option<Refusal> {
     // Other layers are refused by their kind; no module would help.
-    let l = need.latent.as_ref()?;
-    if let Some(refused) = refusal(need) {
+    need.latent?;
+    if let Some(refused) = deepseek_refusal(need) {
         return Some(refused);
-    }
-    if (l.kv_lora_rank, l.qk_rope_head_dim) != LATENT {
-        return Some(
-            format!(
-                "latents of {} + {} not supported (FlashInfer's are of 512 + 64)",
-                l.kv_lora_rank, l.qk_rope_head_dim
-            )
-            .into(),
-        );
-    }
-    if let Some(kv) = &need.kv_cache_dtype
-        && kv.element(need.dtype).is_some_and(|cache| cache != need.dtype)
-    {
-        return Some(format!("kv_cache_dtype {kv} with {} activations not supported", need.dtype).into());
     }
     if need.num_speculative_tokens > 0 && !divides_tiles(need.num_heads) {
         return Some(
@@ -131,7 +104,8 @@ fn refused(installed: &Result<ModuleFolder, ModuleError>, need: &LayerNeed) -> O
 mod tests {
     use super::*;
     use crate::modules::{Entry, FLASHINFER, MANIFEST, Manifest, Mask, RECIPE};
-    use headway_attention::process::rules::LatentDims;
+    use headway_attention::process::rules::{KindTag, LatentDims};
+    use headway_tensor::DType;
 
     fn folder(kind: Kind) -> (tempfile::TempDir, Result<ModuleFolder, ModuleError>) {
         let entry = Entry {

@@ -13,7 +13,7 @@ mod work;
 
 pub(super) use group::LatentGroup;
 pub(super) use layer::LatentLayer;
-pub(super) use rules::{LAYOUTS, refusal, workspace_tokens};
+pub(super) use rules::{LAYOUTS, deepseek_refusal, deepseek_rules, refusal, workspace_tokens};
 pub use sizes::LatentSizes;
 pub(super) use sizes::MOST_SHARED;
 pub use work::LatentWorkspace;

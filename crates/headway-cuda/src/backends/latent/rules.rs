@@ -1,7 +1,12 @@
 //! Lifetime: process. What rule books of latent attention share, and the setting of the prefills' workspace.
 
-use crate::kernels::mla::Dims;
-use headway_attention::{LayerNeed, Refusal, group::kv::layout::KvCacheLayout, process::rules::LatentDims};
+use crate::kernels::mla::{DEEPSEEK, Dims};
+use headway_attention::{
+    LayerNeed, Refusal, RuleBook,
+    group::kv::layout::KvCacheLayout,
+    process::rules::{KindTag, LatentDims, SizeRange},
+};
+use headway_tensor::DType;
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// Layouts whose pages are one region of memory: with one head the order of heads and tokens is the same.
@@ -40,4 +45,39 @@ pub(in crate::backends) fn refusal(need: &LayerNeed) -> Option<Refusal> {
         return Some("a cache row other than kv_lora_rank + qk_rope_head_dim not supported".into());
     }
     dims(need.num_heads, &l).refusal().map(|what| format!("{what} not supported").into())
+}
+
+/// What the rule books of kernels for DeepSeek's latents, 16-bit as the activations are, have in common.
+pub(in crate::backends) fn deepseek_rules(name: &'static str) -> RuleBook {
+    RuleBook {
+        name: name.into(),
+        kind: KindTag::Mla,
+        platform: "cuda".into(),
+        dtypes: vec![DType::BF16, DType::F16],
+        kv_cache_dtypes: ["auto", "bfloat16", "float16"].map(Into::into).into(),
+        head_sizes: vec![SizeRange::exactly(DEEPSEEK.0 + DEEPSEEK.1)],
+        kv_cache_layouts: LAYOUTS.to_vec(),
+        supports_sliding_window: false,
+        supports_logit_soft_cap: false,
+        supports_alibi: false,
+        supports_kv_connector: false,
+        reorder_batch_threshold: Some(1),
+        ..RuleBook::default()
+    }
+}
+
+/// Why those kernels don't take a layer of latent attention.
+pub(in crate::backends) fn deepseek_refusal(need: &LayerNeed) -> Option<Refusal> {
+    let l = need.latent?;
+    if let Some(refused) = refusal(need) {
+        return Some(refused);
+    }
+    if (l.kv_lora_rank, l.qk_rope_head_dim) != DEEPSEEK {
+        let (rank, rope) = (l.kv_lora_rank, l.qk_rope_head_dim);
+        let (of, with) = DEEPSEEK;
+        return Some(format!("latents of {rank} + {rope} not supported ({of} + {with} are)").into());
+    }
+    let kv = need.kv_cache_dtype.as_ref()?;
+    let other = kv.element(need.dtype).is_some_and(|cache| cache != need.dtype);
+    other.then(|| format!("kv_cache_dtype {kv} with {} activations not supported", need.dtype).into())
 }

@@ -4,7 +4,7 @@ use super::{TritonMlaBuilder, TritonMlaLayer};
 use crate::{
     CudaExec,
     backends::{
-        latent::{LAYOUTS, refusal, workspace_tokens},
+        latent::{deepseek_refusal, deepseek_rules, workspace_tokens},
         triton::not_built,
     },
     compile::Arch,
@@ -15,9 +15,8 @@ use crate::{
 };
 use headway_attention::{
     AttentionBackend, GraphSupport, LayerNeed, Mla, Refusal, RuleBook,
-    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize, KindTag, SizeRange},
+    process::rules::{CapabilityRange, ComputeCapability, KernelBlockSize},
 };
-use headway_tensor::DType;
 use serde::Deserialize;
 
 /// The name of this backend.
@@ -46,26 +45,14 @@ impl AttentionBackend for TritonMla {
 
     fn rules() -> RuleBook {
         RuleBook {
-            name: NAME.into(),
-            kind: KindTag::Mla,
-            platform: "cuda".into(),
-            dtypes: vec![DType::BF16, DType::F16],
-            kv_cache_dtypes: ["auto", "bfloat16", "float16"].map(Into::into).into(),
-            head_sizes: vec![SizeRange::exactly(LATENT.0 + LATENT.1)],
             kernel_block_sizes: vec![KernelBlockSize::MultipleOf(16)],
             preferred_block_size: Some(16),
-            kv_cache_layouts: LAYOUTS.to_vec(),
             compute_capabilities: Some(vec![CapabilityRange {
                 from: Some(ComputeCapability(8, 0)),
                 to: None,
             }]),
-            supports_sliding_window: false,
-            supports_logit_soft_cap: false,
-            supports_alibi: false,
-            supports_kv_connector: false,
-            reorder_batch_threshold: Some(1),
             graph_support: GraphSupport::UniformBatch,
-            ..RuleBook::default()
+            ..deepseek_rules(NAME)
         }
     }
 
@@ -77,23 +64,9 @@ impl AttentionBackend for TritonMla {
 /// Why a layer is refused that each rule by itself would take.
 fn refused(installed: &Result<TritonFolder, TritonError>, need: &LayerNeed) -> Option<Refusal> {
     // Other layers are refused by their kind; no kernel would help.
-    let l = need.latent.as_ref()?;
-    if let Some(refused) = refusal(need) {
+    need.latent?;
+    if let Some(refused) = deepseek_refusal(need) {
         return Some(refused);
-    }
-    if (l.kv_lora_rank, l.qk_rope_head_dim) != LATENT {
-        return Some(
-            format!(
-                "latents of {} + {} not supported ({} + {} are)",
-                l.kv_lora_rank, l.qk_rope_head_dim, LATENT.0, LATENT.1
-            )
-            .into(),
-        );
-    }
-    if let Some(kv) = &need.kv_cache_dtype
-        && kv.element(need.dtype).is_some_and(|cache| cache != need.dtype)
-    {
-        return Some(format!("kv_cache_dtype {kv} with {} activations not supported", need.dtype).into());
     }
     let arch = need.compute_capability.map(|c| Arch::of((c.0, c.1)).to_string());
     let want = TritonWant { dtype: module_dtype(need.dtype)?, of: WantOf::Latent, arch: arch.as_deref() };
@@ -104,7 +77,7 @@ fn refused(installed: &Result<TritonFolder, TritonError>, need: &LayerNeed) -> O
 mod tests {
     use super::*;
     use crate::{backends::triton::tests::folder, modules::triton::FormKind};
-    use headway_attention::process::rules::LatentDims;
+    use headway_attention::process::rules::{KindTag, LatentDims};
 
     const WANT: TritonWant<'_> = TritonWant { dtype: "bfloat16", of: WantOf::Latent, arch: None };
 
